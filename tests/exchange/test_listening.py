@@ -108,6 +108,38 @@ def test_it_listens_where_the_ranks_know_it(addresses, where):
     assert listening(addresses)[0] in (("::", "0.0.0.0") if where == "everywhere" else (where,))
 
 
+MEETING = """
+import sys, threading
+from queue import Queue
+from evenstep._exchange._meeting import connect_star, loopback
+told = Queue()
+def share(value):
+    if value is None:
+        return told.get(timeout=20)
+    told.put(value)
+    return value
+address = loopback() if sys.argv[1] == "loopback" else sys.argv[1]
+threading.Thread(target=connect_star, args=(1, 2, share), kwargs={"addresses": []}).start()
+print(connect_star(0, 2, share, addresses=[address]).server.getsockname()[0])
+"""
+
+
+@pytest.mark.parametrize("address", ["loopback", "::1"])
+def test_a_host_with_the_ipv6_loopback_alone_starts_and_listens_there(address):
+    """At all of its addresses, others would reach a port that is none of their business."""
+    inside = 'ip link set lo up && ip addr del 127.0.0.1/8 dev lo && exec "$@"'
+    command = ["unshare", "-rn", "sh", "-c", inside, "sh"]
+    try:
+        subprocess.run([*command, "grep", "-q", " lo$", "/proc/net/if_inet6"], check=True)
+    except (OSError, subprocess.CalledProcessError):
+        pytest.skip("no network of its own can be made here")
+    done = subprocess.run(
+        [*command, sys.executable, "-c", MEETING, address], capture_output=True, text=True
+    )
+
+    assert done.stdout == "::1\n", done.stderr
+
+
 def test_an_interface_stands_for_its_address():
     """By its name, as gloo has it; other words are none."""
     loopback = next(name for _, name in socket.if_nameindex() if name.startswith("lo"))

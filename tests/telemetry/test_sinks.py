@@ -3,8 +3,10 @@
 import io
 import json
 import logging
+import os
 import shutil
 import subprocess
+import sys
 from contextlib import contextmanager
 from dataclasses import fields
 from typing import get_args
@@ -199,3 +201,33 @@ def test_a_link_is_not_written_through(tmp_path):
         JsonLines(tmp_path / "events.jsonl")
 
     assert mine.read_text() == "precious"
+
+
+WRITER = """
+import os, sys
+from pathlib import Path
+from evenstep._telemetry import JsonLines
+sink = JsonLines(Path(sys.argv[1]))
+if os.fork():
+    print("open", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="locks are those of POSIX")
+def test_two_runs_at_a_time_do_not_share_a_file(tmp_path):
+    """The second is refused; after a kill the next one goes on, as loader workers hold nothing."""
+    path = tmp_path / "events.jsonl"
+    command = [sys.executable, "-c", WRITER, str(path)]
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE}
+    with subprocess.Popen(command, text=True, **pipes) as first:
+        assert first.stdout.readline() == "open\n"
+        with pytest.raises(OSError, match="another run writes to "):
+            JsonLines(path)
+        first.kill()
+        first.wait()
+        second = JsonLines(path)  # while the child of the first one lives
+        second(REBALANCED)
+        second.close()
+
+    assert list(read_events(tmp_path)) == [REBALANCED]

@@ -5,9 +5,11 @@ from dataclasses import replace
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.testing import run_workers
-from evenstep.torch import Runtime
+from evenstep.torch import Balancer, Runtime
 from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, addresses_of, open_side
 from evenstep.torch._session import open_channel
 
@@ -50,6 +52,28 @@ def test_several_processes_without_a_process_group_are_refused(monkeypatch):
         open_side(None)
 
 
+def elsewhere(rank):
+    """Prepare with an address of rank 0 that no name server knows; return the error."""
+    stock = DataLoader(TensorDataset(torch.ones(8, 4)), batch_size=4)
+    balancer = Balancer(runtime=Runtime(address="nowhere.invalid", line_every=None))
+    try:
+        balancer.prepare(nn.Linear(4, 4), stock)
+    except ConnectionError as error:
+        return str(error)
+    return "nothing happened"
+
+
+@pytest.mark.cluster
+def test_a_rank_that_cannot_reach_rank_zero_ends_the_start_on_all():
+    """With its own words: rank 0 does not wait for it, and knows why."""
+    first, other = run_workers(2, elsewhere, timeout_s=90)
+
+    assert first == other
+    assert first.startswith("Rank 1 cannot reach rank 0 on port ")
+    assert "tried nowhere.invalid: " in first
+    assert "`Runtime(address=...)`" in first
+
+
 class Ranks:
     """A rank that is a thread, and what rank 0 has told it."""
 
@@ -63,7 +87,7 @@ class Ranks:
         return self.shared
 
     def collect(self, value):
-        raise NotImplementedError
+        return [value]
 
 
 @pytest.mark.parametrize(

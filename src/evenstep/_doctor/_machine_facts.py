@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .._exchange._listening import LOOPBACK, interface_address
+from .._exchange._listening import interface_address, loopback
 from ._cgroup_limits import CgroupLimits
 from ._checkup_facts import CpuFacts, NetworkFacts, RoomFacts
 from ._judge_machines import SLOWING
@@ -90,7 +90,7 @@ def read_network(
         resolved = str(socket.getaddrinfo(socket.gethostname(), None)[0][4][0])
     address = (interface_address(chosen) if chosen else None) or resolved
     if not address or address.startswith("127.") or address == "::1":
-        address = _towards(leader) or address or LOOPBACK
+        address = _towards(leader) or address or loopback()
     return NetworkFacts(resolved, chosen, _interfaces(root), address, port)
 
 

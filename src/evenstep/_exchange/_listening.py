@@ -8,8 +8,16 @@ import socket
 from collections.abc import Sequence
 from time import monotonic, sleep
 
-LOOPBACK = "127.0.0.1"
 _RETRY_S = 0.2
+
+
+def loopback() -> str:
+    """Return the address by which this host reaches itself: IPv6's where it has no other."""
+    try:
+        socket.create_server(("127.0.0.1", 0)).close()
+    except OSError:
+        return "::1"
+    return "127.0.0.1"
 
 
 def listen(
@@ -66,7 +74,7 @@ def interface_address(name: str) -> str | None:
 
 def _only_address(addresses: Sequence[str]) -> str:
     """Return the one address by which rank 0 is known; "" where there are more, or names."""
-    known = {LOOPBACK if address == "localhost" else address for address in addresses}
+    known = {loopback() if address == "localhost" else address for address in addresses}
     try:
         return str(ipaddress.ip_address(known.pop())) if len(known) == 1 else ""
     except ValueError:

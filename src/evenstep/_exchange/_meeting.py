@@ -7,19 +7,20 @@ import secrets
 import selectors
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import monotonic, sleep
 from typing import Any, NamedTuple
 
 from ._door import Door
 from ._greeting import Greeting, Newcomer, greet, tune
-from ._listening import LOOPBACK as LOOPBACK
 from ._listening import interface_address, listen
+from ._listening import loopback as loopback
 from ._process import process_name
 from ._wire import VERSION, ProtocolError, Wire, check_versions
 from ._world_check import listed
 
 _LOOK_S = 0.5  # between two looks at which newcomers have not greeted
+_TRY_S = 10.0  # for one address
 _RETRY_S = 0.1  # between two tries where rank 0 turned the connection away
 _BUSY_S = 10.0  # for which a run that has just ended may still hold a port
 _ANY = (0,)
@@ -83,6 +84,7 @@ def connect_star(
     world_size: int,
     share: Callable[[Any], Any],
     *,
+    collect: Callable[[Any], list[Any]] | None = None,
     addresses: Sequence[str],
     ports: Sequence[int] = _ANY,
     timeout_s: float = 60.0,
@@ -97,6 +99,8 @@ def connect_star(
         world_size: number of processes.
         share: broadcasts an object from rank 0: called with it there and with None elsewhere,
             it returns it everywhere.
+        collect: returns on every rank what each was called with; None has each rank find rank 0
+            for itself.
         addresses: host names, addresses or network interfaces of rank 0 under which others may
             reach it, best first; used on rank 0 only.
         ports: for rank 0 to listen at the first free one of; 0 is any.
@@ -104,16 +108,19 @@ def connect_star(
 
     Raises:
         ConnectionError: a connection could not be made in time, or rank 0 cannot listen; the
-            message says what was tried.
+            message says what was tried. On all ranks, where one of them cannot find rank 0.
         ProtocolError: ranks run unlike versions of evenstep.
     """
     if rank != 0:
         meeting = _meeting(share(None))
+        if collect is not None:
+            meeting, problem = _found(meeting, rank, timeout_s=timeout_s)
+            _agree(collect, problem)
         call = dial(meeting, rank, 0, timeout_s=timeout_s)
         processes = {0: meeting.process}
         return Star(rank, meeting, {0: call.connection}, processes, wires={0: call.wire})
     addresses = [interface_address(address) or address for address in addresses]
-    busy_s, backlog = min(_BUSY_S, timeout_s), max(world_size, 128)
+    busy_s, backlog = min(_BUSY_S, timeout_s), max(2 * world_size, 128)
     try:
         server = listen(addresses, ports, backlog=backlog, timeout_s=busy_s)
     except ConnectionError as error:
@@ -124,6 +131,8 @@ def connect_star(
             tuple(addresses), server.getsockname()[1], secrets.token_hex(16), process_name()
         )
         share({name: getattr(meeting, name) for name in Meeting.__slots__})
+        if collect is not None:
+            _agree(collect, None)
         return _accept_all(server, world_size, meeting, timeout_s)
     except BaseException:
         server.close()
@@ -158,10 +167,35 @@ def dial(meeting: Meeting, rank: int, num_received: int, *, timeout_s: float) ->
         if not was_turned_away or monotonic() + _RETRY_S > deadline_s:
             break
         sleep(_RETRY_S)
-    raise ConnectionError(
-        f"Rank {rank} cannot reach rank 0 on port {meeting.port}; tried "
-        f"{'; '.join(problems)}. Name an address of rank 0 that all can reach with "
-        f"`Runtime(address=...)`."
+    raise ConnectionError(_unreachable(meeting, rank, problems))
+
+
+def _found(meeting: Meeting, rank: int, *, timeout_s: float) -> tuple[Meeting, str | None]:
+    """Return the meeting with an address first at which rank 0's host listens, or why none does."""
+    problems = []
+    for address in meeting.addresses:
+        try:
+            socket.create_connection((address, meeting.port), min(_TRY_S, timeout_s)).close()
+        except Exception as error:  # names that are none raise in several ways
+            problems.append(f"{address}: {error}")
+        else:
+            return replace(
+                meeting, addresses=tuple(dict.fromkeys((address, *meeting.addresses)))
+            ), None
+    return meeting, _unreachable(meeting, rank, problems)
+
+
+def _agree(collect: Callable[[Any], list[Any]], problem: str | None) -> None:
+    """Raise on all ranks if one of them has a problem: rank 0 would wait for it."""
+    for told in collect(problem):
+        if told is not None:
+            raise ConnectionError(told)
+
+
+def _unreachable(meeting: Meeting, rank: int, problems: Sequence[str]) -> str:
+    return (
+        f"Rank {rank} cannot reach rank 0 on port {meeting.port}; tried {'; '.join(problems)}. "
+        f"Name an address of rank 0 that all can reach with `Runtime(address=...)`."
     )
 
 
@@ -170,7 +204,7 @@ class _TurnedAwayError(ConnectionError):
 
 
 def _call(meeting: Meeting, address: str, greeting: Greeting, deadline_s: float) -> Call:
-    left_s = max(0.1, min(10.0, deadline_s - monotonic()))
+    left_s = max(0.1, min(_TRY_S, deadline_s - monotonic()))
     connection = socket.create_connection((address, meeting.port), timeout=left_s)
     try:
         connection.settimeout(max(0.1, deadline_s - monotonic()))

@@ -37,6 +37,7 @@ def open_channel(
         ranks.rank,
         ranks.world_size,
         ranks.share,
+        collect=ranks.collect,
         addresses=addresses if runtime.address is None else [runtime.address],
         ports=runtime.listening_ports,
         timeout_s=timeout_s,

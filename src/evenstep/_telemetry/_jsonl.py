@@ -5,10 +5,16 @@ from __future__ import annotations
 import errno
 import json
 import os
+from io import FileIO
 from pathlib import Path
 from typing import Any
 
 from ..events import SCHEMA_VERSION, Event, to_record
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
 
 _BLOCK = 1 << 16
 
@@ -23,17 +29,22 @@ class JsonLines:
         path: the file; its folder is made if need be.
 
     Raises:
-        OSError: the file cannot be written.
+        OSError: the file cannot be written, or another process writes to it.
     """
 
     def __init__(self, path: Path) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         if path.is_symlink():  # of another's making, it would have us write into any file of ours
             raise OSError(f"{path} is a symbolic link, which is not followed: remove it")
-        _drop_cut_line(path)
         self._path = path
         # Without a buffer: one that could not be written would be tried again at every close.
-        self._file = open(path, "ab", buffering=0, opener=_not_through_links)  # noqa: SIM115
+        self._file = open(path, "ab+", buffering=0, opener=_not_through_links)  # noqa: SIM115
+        try:
+            _lock(self._file)
+        except OSError:
+            self._file.close()
+            raise
+        _drop_cut_line(self._file)
         self._write({"event": "Schema", "version": SCHEMA_VERSION})
 
     def __repr__(self) -> str:
@@ -64,19 +75,33 @@ def _not_through_links(path: str, flags: int) -> int:
     return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
 
 
-def _drop_cut_line(path: Path) -> None:
-    """Take off what a killed run left of its last line; the next one would be glued to it."""
-    if not path.exists():
+def _lock(file: FileIO) -> None:
+    """Keep a file for this process until it ends or closes it, where the file system has locks.
+
+    Not by ``flock``: forked loader workers would hold that for a while after a kill.
+
+    Raises:
+        OSError: another process has it.
+    """
+    if fcntl is None:
         return
-    with open(path, "rb+", opener=_not_through_links) as file:
-        size = end = file.seek(0, os.SEEK_END)
-        while end:  # from the end, and in place: whole lines are never at stake
-            first = max(end - _BLOCK, 0)
-            file.seek(first)
-            newline = file.read(end - first).rfind(b"\n")
-            if newline >= 0:
-                end = first + newline + 1
-                break
-            end = first
-        if end < size:  # not else: another run may append to it at this moment
-            file.truncate(end)
+    try:
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EACCES, errno.EAGAIN):
+            raise OSError(f"another run writes to {file.name}") from error
+
+
+def _drop_cut_line(file: FileIO) -> None:
+    """Take off what a killed run left of its last line; the next one would be glued to it."""
+    size = end = file.seek(0, os.SEEK_END)
+    while end:  # from the end, and in place: whole lines are never at stake
+        first = max(end - _BLOCK, 0)
+        file.seek(first)
+        newline = file.read(end - first).rfind(b"\n")
+        if newline >= 0:
+            end = first + newline + 1
+            break
+        end = first
+    if end < size:
+        file.truncate(end)

@@ -40,7 +40,7 @@ def _open_file(run_dir: Path) -> JsonLines | None:
     except OSError as error:
         logging.getLogger("evenstep").warning(
             "No events are written to %s (%s); training continues. Give `Runtime(run_dir=...)` a "
-            "folder that rank 0 can write to.",
+            "folder of its own that rank 0 can write to.",
             run_dir,
             error,
         )

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..._exchange._meeting import LOOPBACK
+from ..._exchange._meeting import loopback
 from ..._exchange._process import network_name
 from ..._exchange._wire import VERSION, ProtocolError, check_versions
 from ..._private_torch import process_groups
@@ -287,7 +287,7 @@ def addresses_of(facts: list[WorkerFacts]) -> list[str]:
     0's host that all can resolve.
     """
     if len({worker.network for worker in facts}) == 1:
-        return [LOOPBACK]
+        return [loopback()]
     if interface := os.environ.get("GLOO_SOCKET_IFNAME", "").split(",")[0].strip():
         return [interface]
     name = socket.gethostname()
