@@ -111,22 +111,10 @@ def gpt_in_double(dropout: float = 0.0) -> Any:
     return model
 
 
-def llama() -> Any:
-    """Return a Llama of one layer in double precision, whose buffers DDP hands out in a forward."""
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=VOCABULARY,
-        hidden_size=16,
-        intermediate_size=16,
-        num_hidden_layers=1,
-        num_attention_heads=2,
-        num_key_value_heads=2,
-        use_cache=False,
-    )
-    model = LlamaForCausalLM(config).double()
-    model.loss_function = exact_loss
+def buffered() -> Any:
+    """Return a GPT with a buffer, as Llama has, which DDP hands out at the begin of a forward."""
+    model = gpt_in_double()
+    model.register_buffer("scale", torch.ones(1))
     return model
 
 
