@@ -93,6 +93,13 @@ def term_weighted_twice() -> None:
         balancer.weight(0.5 * (term + model(x).square().mean())).backward()
 
 
+def weight_past_the_prepared_model() -> None:
+    balancer = Balancer(runtime=QUIET)
+    model, loader = balancer.prepare(linear(), stock(), weighting="loss")
+    for x, _ in loader:
+        balancer.weight(model.module(x).mean()).backward()
+
+
 def output_without_a_gradient() -> None:
     class Blind(nn.Module):
         def __init__(self) -> None:
@@ -171,6 +178,10 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
     ),
     "weight given twice": (weight_given_twice, "must be used on models prepared with"),
     "term weighted twice": (term_weighted_twice, "be given a loss of which no term is weighted"),
+    "weight past the prepared model": (
+        weight_past_the_prepared_model,
+        "got a step without one. Call the prepared model itself and not `model.module` or a part",
+    ),
     "output without a gradient": (output_without_a_gradient, "return a tensor that needs a grad"),
     "output fed back": (output_fed_back, "without other parameters in between"),
     "two kinds of loop": (two_kinds_of_loop, "use one kind of loop"),

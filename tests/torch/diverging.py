@@ -91,6 +91,67 @@ def error_of(rank: int, name: str) -> tuple[str, str]:
     return "no error", ""
 
 
+def zeros_for_a_loss(rank: int) -> list[float]:
+    """Have no target on one rank in a step, and return every step's distance from one process."""
+    errors = []
+    with Balancer(policy=Fixed((14, 6)), runtime=Runtime(line_every=None)) as balancer:
+        ddp, loader = balancer.prepare(DistributedDataParallel(model()), stock(100))
+        for number, (x, numbers) in enumerate(loader):
+            is_empty = rank == ODD and number == 2
+            ddp.zero_grad()
+            loss = (ddp(x) ** 2).mean()
+            if is_empty:
+                loss = sum(parameter.sum() for parameter in ddp.parameters()) * 0
+            loss.backward()
+            alone, whole = model(), stock(100).dataset.tensors[0][20 * number : 20 * number + 20]
+            rows = (alone(whole) ** 2).mean(1)
+            if number == 2:
+                seen = torch.zeros(100, dtype=torch.float64)
+                seen[numbers] = float(not is_empty)
+                torch.distributed.all_reduce(seen)
+                rows = rows * seen[40:60]
+            rows.mean().backward()
+            theirs = gradient(alone)
+            errors.append(float((gradient(ddp) - theirs).norm() / theirs.norm()))
+    return errors
+
+
+def more_parts(ddp: nn.Module, x: torch.Tensor) -> None:
+    """Backward through parts of two rows, changed so that nothing tells whose they are."""
+    for part in x.split(2):
+        train(ddp, 1.5 * part)
+
+
+def last_skipped(ddp: nn.Module, loader: Any, *, is_odd: bool) -> None:
+    """As for a NaN in the last batch of an epoch."""
+    for epoch in range(2):
+        for number, (x, _) in enumerate(loader):
+            if not (is_odd and epoch == 0 and number == len(loader) - 1):
+                train(ddp, x)
+
+
+def unlike_parts(ddp: nn.Module, loader: Any, *, is_odd: bool) -> None:
+    """Each with a backward of its own."""
+    for x, _ in loader:
+        more_parts(ddp, x)
+
+
+WAITS = {way.__name__: way for way in (last_skipped, unlike_parts)}
+
+
+def waited_for(rank: int, name: str) -> tuple[str, str]:
+    """Return the class and the text of what a way ends in whose ranks wait for each other."""
+    runtime = Runtime(line_every=None, hang_s=600.0, deadline_s=6.0, heartbeat_s=0.3)
+    balancer = Balancer(policy=Fixed((14, 6)), runtime=runtime)
+    ddp, loader = balancer.prepare(DistributedDataParallel(model()), stock(100))
+    try:
+        with balancer:
+            WAITS[name](ddp, loader, is_odd=rank == ODD)
+    except Exception as error:
+        return type(error).__name__, str(error)
+    return "no error", ""
+
+
 def told_by_others(rank: int) -> tuple[str, float]:
     """Fetch one batch ahead, change it in a copy, and end with a step as large on two ranks.
 

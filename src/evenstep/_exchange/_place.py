@@ -26,11 +26,14 @@ class Place:
         in_collective: whether it may be waiting for others. False is no proof: a wait for a work in
             flight has no Python frame of its own.
         compiling: whether it is inside a compiler.
+        awaits_message: whether it waits for a message of another rank, as for the next batch's
+            plan.
     """
 
     text: str
     in_collective: bool
     compiling: bool
+    awaits_message: bool = False
 
 
 ENDED = Place("past its training thread's end", in_collective=False, compiling=False)
@@ -83,6 +86,12 @@ def frames(innermost: FrameType | None) -> Iterator[FrameType]:
 def file_of(frame: FrameType) -> str:
     """Return the file of its code, with slashes."""
     return frame.f_code.co_filename.replace(os.sep, "/")
+
+
+def awaits_message(innermost: FrameType) -> bool:
+    """Tell whether a thread waits for what another rank sends."""
+    router = _OURS + "_exchange/_router.py"
+    return any(file_of(frame) == router for frame in frames_below_user(innermost))
 
 
 def frames_below_user(innermost: FrameType) -> Iterator[FrameType]:

@@ -26,6 +26,11 @@ _WARN_SHARE = 1 / 9
 _LEAST_LOOKS = 3  # without a move, until a rank is late
 
 STEPS, UNITS = "steps", "units"
+_APART = (
+    "and waits there itself, so it is not slow: ranks made different numbers of backwards or "
+    "collectives. Make as many on all ranks; to skip a batch, skip it on all of them, by a shared "
+    "decision such as `balancer.mean(bad) > 0`"
+)
 _OWN = {STEPS: "finished step {}", UNITS: "come to step {}"}  # all ranks count these alike
 _MAIL = "message about "
 
@@ -58,6 +63,9 @@ class ProgressWatch:
     Process groups count sends and receives as well, in some backends, so that counts may come
     apart for good. A rank that is behind in those alone hangs only if one that is ahead of it is
     seen in a collective.
+
+    A rank that waits for its next batch while all others wait for it in a collective is not slow:
+    it has left a backward out. Its run ends at once.
 
     A pause of this process itself counts as two heartbeats: the others are not late by that.
 
@@ -189,9 +197,13 @@ class ProgressWatch:
         waits = f"has not {self._next_of(rank, names)} for {late_s:.0f} s while others wait"
         limit_s = hang_s * (COMPILING_TIMES if place and place.compiling else 1)
         is_certain = any(map(_is_own, names)) or any(map(self._is_waiting, waiting))
+        is_apart = place is not None and (place.awaits_message or place.in_collective)
+        others = [other for other in range(len(self._hosts)) if other not in {rank, *self._left}]
+        if place is not None and place.awaits_message and all(map(self._is_waiting, others)):
+            limit_s = 0.0
         if late_s >= limit_s and is_certain:
-            slow = "if it was only slow, raise `Runtime(hang_s=...)`"
-            return Finding(rank, waiting, hung=f"it {waits}; {where} ({slow})")
+            why = _APART if is_apart else "(if it was only slow, raise `Runtime(hang_s=...)`)"
+            return Finding(rank, waiting, hung=f"it {waits}; {where} {why}")
         warning = None
         if late_s >= 6 * self._heartbeat_s + hang_s * _WARN_SHARE:
             if rank not in self._warned:

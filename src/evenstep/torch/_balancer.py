@@ -304,13 +304,15 @@ class Balancer:
                 sum, with ``loss_reduction="sum"``).
 
         Raises:
-            ValueError: the model was prepared to be weighted at its output, or a term of the loss
-                is weighted already, so that this would weight twice.
+            ValueError: the model was prepared to be weighted at its output, a term of the loss is
+                weighted already, so that this would weight twice, or the step has had no forward
+                of a prepared model.
         """
         arguments.check_weighed_by_hand(self._parts.weighting)
         check_unweighted(loss)
         use = self._parts.steps.use_of_loss()
         if use is None:
+            arguments.check_forwarded(self._side, begun=self._parts.steps.plan is not None)
             return loss
         scaled, _ = scale(loss, use, self._parts.backward, first_order=False)
         return scaled  # type: ignore[no-any-return]

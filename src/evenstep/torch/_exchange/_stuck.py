@@ -10,6 +10,7 @@ from ..._exchange._place import (
     ENDED,
     Framework,
     Place,
+    awaits_message,
     file_of,
     frame_of,
     frames,
@@ -57,7 +58,7 @@ def place_of(thread_id: int) -> Place:
     waits = file_of(frame).endswith((*_COLLECTIVES, *_OWN)) or any(
         "/torch/distributed/" in file_of(each) for each in frames_below_user(frame)
     )
-    return Place(line_of_user(frame), waits, compiling)
+    return Place(line_of_user(frame), waits, compiling, awaits_message(frame))
 
 
 def num_collectives() -> dict[str, int]:

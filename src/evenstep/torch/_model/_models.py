@@ -102,7 +102,7 @@ class BalancedModel:
         self._part_calls: PartCalls | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
             self._nested = NestedBackwards(self.ddp.module, backward, steps)
-            self._unreduced = Unreduced(self.ddp, backward)
+            self._unreduced = Unreduced(self.ddp, backward, hook.awaited)
             if weighs:
                 self._part_calls = PartCalls(self.ddp, steps)
         self._draws = SampleDraws(module, hook) if draws_by_sample else None

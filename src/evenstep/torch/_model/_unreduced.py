@@ -1,14 +1,16 @@
-"""Backwards whose gradients DDP does not average: only the first one after a forward is reduced."""
+"""Backwards that DDP does not average, and those that it averages without an output in them."""
 
 from __future__ import annotations
 
 import warnings
+from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.hooks import unserializable_hook
 
-from ..._private_torch import at_end_of_backward
 from ...exceptions import EvenstepWarning
+from .._step._uses import ForwardUse
 from ._weighting import Backward
 
 _MESSAGE = (
@@ -22,29 +24,41 @@ _TRIAL = 4  # backwards after which a script is believed to make one for each fo
 
 
 class Unreduced:
-    """Warns once of a backward after which ranks have gradients of their own.
+    """Looks at one parameter of a model in every backward.
 
-    One parameter of the model is looked at, in the first few backwards. A backward that does not
-    reach it counts as none, as one for the gradient of an input alone.
+    Warns once of a backward after which ranks have gradients of their own, in the first few. A
+    backward that does not reach the parameter counts as none, as one for the gradient of an input
+    alone.
+
+    A backward of zeros past the output, as of ``sum(p.sum() for p in model.parameters()) * 0`` in
+    place of a loss, is noted for the batch of the forward: DDP has averaged in it.
 
     Args:
         ddp: the model.
         backward: knows the backward under way.
+        awaited: returns the forwards whose backward DDP waits for.
 
     Attributes:
-        is_over: whether nothing is looked at any more.
+        is_over: whether the trial is over.
     """
 
-    def __init__(self, ddp: DistributedDataParallel, backward: Backward) -> None:
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        backward: Backward,
+        awaited: Callable[[], Sequence[ForwardUse]],
+    ) -> None:
         self._backward = backward
+        self._awaited = awaited
         self._syncs = self._is_spent = False
         self._task: int | None = None
         self._num_left = _TRIAL
         self.is_over = False
-        looked_at = next((p for p in ddp.parameters() if p.requires_grad), None)
         self._handle = None
+        looked_at = next((p for p in ddp.parameters() if p.requires_grad), None)
         if looked_at is not None:
-            self._handle = looked_at.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+            hook = unserializable_hook(lambda gradient: self._ready(gradient))
+            self._handle = looked_at.register_hook(hook)
 
     def forward(self, *, syncs: bool) -> None:
         """Hear of a forward with gradients, and whether its backward is to be reduced."""
@@ -57,14 +71,19 @@ class Unreduced:
             self._handle.remove()
             self._handle = None
 
-    def _ready(self, parameter: torch.Tensor) -> None:
+    def _ready(self, gradient: torch.Tensor) -> None:
         task = self._backward.task
-        if task is None or not self._syncs or (self._is_spent and task == self._task):
-            return  # of what all ranks share, as a decay; to be reduced later; or in parts
+        if task is None:
+            uses = self._awaited()
+            if uses and not gradient.any():
+                for use in uses:
+                    self._backward.entered(use)
+            return  # else of what all ranks share, as a decay
+        if self.is_over or not self._syncs or (self._is_spent and task == self._task):
+            return  # to be reduced later, or in parts
         if self._is_spent:
             warnings.warn(_MESSAGE, EvenstepWarning, stacklevel=2)
             self._syncs = False
         self._num_left -= 1
-        if self._is_spent or not self._num_left:
-            at_end_of_backward(self.release)  # not under the engine's feet
+        self.is_over = self._is_spent or not self._num_left
         self._is_spent, self._task = True, task

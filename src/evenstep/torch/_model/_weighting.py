@@ -296,6 +296,10 @@ class ForwardHook:
             )
         return scaled
 
+    def awaited(self) -> list[ForwardUse]:
+        """Return the forwards whose backward DDP waits for."""
+        return [use for use in self._awaited if use.reduces]
+
     def _waits(self) -> bool:
         """Tell whether DDP waits for a backward still, of one of the newest forwards."""
         return bool(self._awaited) and all(use.reduces for use in self._awaited)

@@ -53,7 +53,8 @@ class BlindWatch:
             warnings.warn(
                 f"No backward came through a balanced model in the last {_BLIND_STEPS} steps, so "
                 f"their gradients were not weighted and nothing was measured. Call the model that "
-                f"`prepare` returned, or with `weighting='loss'` use `balancer.weight(loss)`.",
+                f"`prepare` returned, not its `.module`, whose gradients nothing averages. With "
+                f"`weighting='loss'`, use `balancer.weight(loss)` as well.",
                 EvenstepWarning,
                 stacklevel=2,
             )

@@ -313,12 +313,10 @@ class StepConductor:
         self.meter.open_gap()
 
     def use_of_loss(self) -> ForwardUse | None:
-        """Return the newest forward's; None outside of a step."""
+        """Return the newest forward's; None where the step has had none."""
         use = self._newest_use
-        if use is not None and (self._step is None or use.ticket.step is self._step):
-            return use
-        match = self._tickets.match(())  # of a model that was called past its hooks
-        return None if match is None else ForwardUse.of(match, 0, reduces=None)
+        is_past = use is not None and self._step not in (None, use.ticket.step)
+        return None if is_past else use
 
     def backward_begins(self) -> None:
         """Hear that a backward begins."""
