@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.torch import Runtime
 
-from .small import Pairs, TwoTexts, offline, two_texts
+from .small import Pairs, Sentences, TwoTexts, offline, two_texts
 from .trainer_runs import Case, make, run
 
 
@@ -17,6 +17,17 @@ def own_step(trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = No
     loss = model(**trainer._prepare_inputs(inputs))["loss"]
     trainer.accelerator.backward(loss)
     return loss.detach()
+
+
+class Endless(IterableDataset):
+    """Sentences without end."""
+
+    def __init__(self, num_samples: int, *, masked: bool) -> None:
+        self.sentences = Sentences(num_samples, masked=masked)
+
+    def __iter__(self) -> Any:
+        while True:
+            yield from map(self.sentences.__getitem__, range(len(self.sentences)))
 
 
 def own_loader(trainer: Any) -> Any:
@@ -42,6 +53,7 @@ def refused(rank: int, folder: str) -> dict[str, str]:
             {},
             {"remove_unused_columns": False},
         ),
+        ("stream", Case(data=Endless, more={"max_steps": 3}), {}, {}),
         ("own step", Case(behind={"training_step": own_step}), {}, {}),
         ("own step before", Case(before={"training_step": own_step}), {}, {}),
         ("own loader before", Case(before={"get_train_dataloader": own_loader}), {}, {}),

@@ -159,6 +159,7 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
         "process_group": "leave out `Runtime(process_group=...)`",
         "pairs": "must have a loss that is divided by `num_items_in_batch`",
         "pairs in mappings": "must have a loss that is divided by `num_items_in_batch`",
+        "stream": "a Endless, which is a stream. Load it whole, as by `load_dataset(...,",
         "own step": "`BalancedTrainer.training_step(...)` must get its loss from",
         "own step before": "`class BalancedTrainer(BalancedMixin, OwnTrainer)`",
         "own loader before": "`BalancedTrainer.get_train_dataloader()` must be left to",

@@ -11,6 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Subset, TensorDataset
 
 from evenstep.claims import Hybrid
+from evenstep.exceptions import EvenstepWarning
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Balancer, Bounds, Cost, Runtime
 
@@ -105,6 +106,46 @@ def _largest(rank, cap):
                 sizes.append(int(length.sum()))
                 model(length[:, None].float()).mean().backward()
     return sizes
+
+
+def test_batches_that_are_packs_are_refused_and_train_as_samples():
+    """Of so many tokens each, so of unlike numbers of samples."""
+    dataset, packs = list(range(12)), [[0, 1, 2], [3], [4, 5, 6, 7], [8, 9], [10], [11]]
+    quiet, flat = (
+        Runtime(line_every=None),
+        lambda rows: torch.tensor([i for row in rows for i in row]),
+    )
+    with Balancer(2, runtime=quiet) as balancer:
+        loader = DataLoader(dataset, batch_sampler=packs)
+        _, loader = balancer.prepare(nn.Linear(1, 1), loader)
+        with pytest.raises(ValueError, match="as packs of so many tokens do, make a data set of"):
+            next(iter(loader))
+    packed = [[dataset[i] for i in batch] for batch in packs]
+    with Balancer(runtime=quiet) as balancer:
+        loader = DataLoader(packed, batch_size=2, collate_fn=flat)
+        _, loader = balancer.prepare(nn.Linear(1, 1), loader)
+        seen = [batch.tolist() for batch in loader]
+
+    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9], [10, 11]]
+
+
+def test_samples_that_have_become_longer_than_the_cap_are_warned_of():
+    """Lengths are read once: where a collator laid as many tokens into a row, and lays more now."""
+    lengths = [20, 30, 40, 10] * 4
+    stock = DataLoader(lengths, batch_size=8, collate_fn=lambda own: torch.ones(1, sum(own)))
+    cost, sizes = Cost(lengths, max_size=80), []
+    with Balancer(cost=cost, runtime=Runtime(line_every=None)) as balancer:
+        _, loader = balancer.prepare(nn.Linear(1, 1), stock)
+        sizes += [tokens.numel() for step in loader.steps() for tokens in step]
+        lengths[:] = [length + 70 for length in lengths]
+        with pytest.warns(
+            EvenstepWarning, match=r"size of \d+ where `Cost\(max_size=80\)`"
+        ) as told:
+            sizes += [tokens.numel() for step in loader.steps() for tokens in step]
+
+    assert max(sizes[: len(sizes) // 2]) <= 80 < max(sizes)
+    assert len(told) == 1
+    assert "`balancer.close()`" in str(told[0].message)
 
 
 @pytest.mark.cluster

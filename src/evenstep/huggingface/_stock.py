@@ -123,14 +123,12 @@ class Stock:
             self.global_batch_size = batches.effective_batch_size // batches.grad_accum
             self.cost = Cost(batches.lengths)
             return
-        if isinstance(loader.dataset, IterableDataset) or type(batches) is not BatchSampler:
+        if type(batches) is not BatchSampler:
             raise invalid(
                 "DataLoader(...)",
-                "have a data set that is read by index, in batches that torch makes",
-                type(loader.dataset).__name__
-                if isinstance(loader.dataset, IterableDataset)
-                else f"a {type(batches).__name__}",
-                "Use `DataLoader(batch_size=..., sampler=...)` over a map-style data set.",
+                "have batches that torch makes",
+                f"a {type(batches).__name__}",
+                "Use `DataLoader(batch_size=..., sampler=...)`.",
             )
         self.sampler = batches.sampler
         self.drop_last = batches.drop_last
@@ -163,6 +161,15 @@ def _check(loader: Any) -> None:
             "be given models and one `DataLoader`, as `accelerator.prepare` returned them",
             type(loader).__name__,
             "Leave optimizers and schedulers as they are.",
+        )
+    if isinstance(loader.dataset, IterableDataset):
+        raise invalid(
+            "DataLoader(dataset=...)",
+            "be read by index with Trainer and Accelerate",
+            f"a {type(loader.dataset).__name__}, which is a stream",
+            "Load it whole, as by `load_dataset(..., streaming=False)` or `list(stream)`; or train "
+            "in a loop of your own: `evenstep.torch.Balancer().prepare(model, loader, "
+            'stream="same")`.',
         )
     if type(loader).__name__ == "DataLoaderDispatcher":
         raise invalid(

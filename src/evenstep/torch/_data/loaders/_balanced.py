@@ -25,7 +25,7 @@ from ..deal._sample_keys import EpochKeys
 from ..deal._seen_lengths import SeenLengths
 from ..fetch._prefetch import source_of
 from ..fetch._sources import BatchSource, FetchCounts, IndicesOf, seeded
-from ..fetch._with_lengths import measuring, unpacked
+from ..fetch._with_lengths import CapCheck, measuring, unpacked
 from ..order._epochs import LoopStart, OrderedEpoch, goes_on
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
 from ..order._samplers import tell_epoch
@@ -87,12 +87,15 @@ class BalancedLoader(AbstractStepLoader):
         self._lock = RLock()  # plans come from any thread
         self._by_cost: CostDeal | None = None
         self._seen: SeenLengths | None = None
+        self._cap_check: CapCheck | None = None
         read = loader  # with a collator that tells lengths, where those are seen in time
         if context.cost is not None:
             self.costs = context.cost.table(loader.dataset)
             self._by_cost = CostDeal(self.costs, rank=ranks.rank, world_size=ranks.world_size)
             if loader.num_workers:
                 self.num_steps_ahead = max(2, loader.num_workers * (loader.prefetch_factor or 1))
+            if context.cost.max_size is not None:
+                self._cap_check = CapCheck(context.cost.max_size)
             if context.cost.from_batch is not None:
                 self._seen = SeenLengths(self.costs, ranks)
                 read = measuring(loader, context.cost.from_batch)
@@ -276,6 +279,8 @@ class BalancedLoader(AbstractStepLoader):
             parts, lengths = unpacked(parts)
         assigned = self._assigned(span, lengths, whole=whole)
         parts = with_sizes(parts, assigned.sizes)
+        if self._cap_check is not None:
+            self._cap_check.look(parts)
         parts, units = with_units(parts, self._context.counter)
         keys_of = None
         if (keys := self._keys) is not None:

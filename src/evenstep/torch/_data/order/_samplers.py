@@ -66,7 +66,10 @@ class GlobalBatches:
                     f"yield global batches of {self._size} samples each",
                     f"{len(indices)} in batch {number}",
                     "Give `Balancer(global_batch_size=...)` their size; drop or fill up those of "
-                    "another one.",
+                    "another one. If they differ by design, as packs of so many tokens do, make "
+                    "a data set of the packs, `[[dataset[i] for i in batch] for batch in ...]`, "
+                    "and use `DataLoader(packs, batch_size=..., collate_fn=...)`; or leave packing "
+                    "out and use `Balancer(cost=Cost(lengths, max_size=...))`.",
                 )
             left -= wanted
             yield from indices
