@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
+from evenstep.exceptions import EvenstepWarning
 from evenstep.huggingface import balance
 from evenstep.policies import Fixed
-from evenstep.torch import Runtime
+from evenstep.torch import Balancer, Runtime
 
 from ..torch.plans import Restless
-from .small import Plain, Sentences, flat, offline
+from .small import Plain, Sentences, bert, flat, gpt_in_double, offline
 
 QUIET = Runtime(line_every=None)
 WORLD_SIZE = 3
@@ -85,6 +90,72 @@ def loop(accelerator: Any, model: Any, optimizer: Any, loader: Any, scheduler: A
             scheduler.step()
             optimizer.zero_grad()
     return rates
+
+
+def recipe(accelerator: Any, model: Any, optimizer: Any, loader: Any, _: Any) -> None:
+    """Train for an epoch as Accelerate's guide to accumulation with unlike lengths does."""
+    batches, num_updates = iter(loader), -(-len(loader) // 2)
+    for _update in range(num_updates):
+        kept = list(islice(batches, 2))
+        own = sum((batch["labels"] != -100).sum() for batch in kept)
+        num_items = accelerator.gather(own).sum().item()
+        for number, batch in enumerate(kept, start=1):
+            is_last = number == len(kept)
+            with nullcontext() if is_last else accelerator.no_sync(model):
+                logits = model(**batch)["logits"].flatten(0, 1)
+                loss = functional.cross_entropy(logits, batch["labels"].flatten(), reduction="sum")
+                loss = loss * accelerator.gradient_accumulation_steps * accelerator.num_processes
+                accelerator.backward(loss / num_items)
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def by_recipe(rank: int, folder: str) -> tuple[torch.Tensor, list[str]]:
+    """Return the parameters with a sum, and the warnings without."""
+    offline(folder)
+    case = Case(num_accumulated=2, num_samples=48)
+    parts = list(prepared(case, 2))
+    parts[1], parts[3] = balance(
+        *parts[:2], parts[3], policy=Restless(), runtime=QUIET, loss_reduction="sum"
+    )
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always", EvenstepWarning)
+        recipe(*parts)
+        parts[3].close()
+        silent = [str(one.message) for one in caught]
+        assert not [text for text in silent if "A count was gathered" in text]
+        other = list(prepared(case, 2))
+        other[1], other[3] = balance(*other[:2], other[3], policy=Restless(), runtime=QUIET)
+        recipe(*other)
+        other[3].close()
+    return flat(parts[1]), [str(one.message) for one in caught[len(silent) :]]
+
+
+def by_recipe_alone(rank: int, folder: str) -> torch.Tensor:
+    """Return the parameters of plain Accelerate in one process."""
+    offline(folder)
+    parts = list(prepared(Case(num_accumulated=2, num_samples=48), 6))
+    recipe(*parts)
+    return flat(parts[1])
+
+
+def token_losses(rank: int, folder: str) -> dict[str, list[str]]:
+    """Return what is warned of models of transformers, by how they are prepared."""
+    offline(folder)
+    found = {}
+    for name, model, options in (
+        ("causal", gpt_in_double(), {}),
+        ("of tokens", bert("BertForTokenClassification", 3), {}),
+        ("of rows", bert("BertForSequenceClassification", 3), {}),
+        ("unit", gpt_in_double(), {"unit": "tokens"}),
+        ("sum", gpt_in_double(), {"loss_reduction": "sum"}),
+    ):
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always", EvenstepWarning)
+            with Balancer(runtime=QUIET, **options) as balancer:
+                balancer.prepare(model, DataLoader(Sentences(), batch_size=2))
+        found[name] = [str(one.message) for one in caught]
+    return found
 
 
 Found = dict[str, tuple[torch.Tensor, list[float], int]]

@@ -12,11 +12,14 @@ from .accelerate_runs import (
     alone,
     at_the_end,
     bare,
+    by_recipe,
+    by_recipe_alone,
     gathered,
     on_the_cluster,
     refused,
     resumed,
     switched_off,
+    token_losses,
 )
 from .small import Sentences, distance
 
@@ -82,6 +85,29 @@ def test_uneven_rows_are_gathered(tmp_path):
     assert found["still at work"]
     assert found["left"]
     assert found["as it was"]
+
+
+def test_accelerates_recipe_for_unlike_lengths_is_exact_with_a_sum(tmp_path):
+    """It divides by the targets of all ranks; without `loss_reduction="sum"` a warning says so."""
+    (alone,) = run_workers(1, by_recipe_alone, str(tmp_path))
+    for parameters, warned in run_workers(WORLD_SIZE, by_recipe, str(tmp_path)):
+        assert (parameters - alone).norm() <= 1e-9 * alone.norm()
+        assert len(warned) == 1
+        assert 'weighted a second time: use `balance(..., loss_reduction="sum")`' in warned[0]
+
+
+def test_a_model_whose_loss_counts_tokens_is_warned_of(tmp_path):
+    """Once, where samples are counted and the loss is no sum."""
+    for found in run_workers(2, token_losses, str(tmp_path)):
+        assert {name: len(texts) for name, texts in found.items()} == {
+            "causal": 1,
+            "of tokens": 1,
+            "of rows": 0,
+            "unit": 0,
+            "sum": 0,
+        }
+        assert "GPT2LMHeadModel returns is a mean over tokens" in found["causal"][0]
+        assert 'set `unit="tokens"`' in found["of tokens"][0]
 
 
 def test_what_cannot_be_balanced_is_refused(tmp_path):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, Literal
@@ -9,7 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..exceptions import invalid
+from ..exceptions import EvenstepWarning, invalid
 from ..torch import BalancedLoader, Balancer
 from ._checks import check_accelerator, check_model
 from ._gathered_rows import gathers_rows
@@ -73,6 +74,9 @@ def balance(
     for place in places:
         device = getattr(parts[place], "device", accelerator.device)  # None: as they are
         made[place] = AcceleratedLoader(made[place], balancer, accelerator, device=device)
+        made[place]._checks_counts = (
+            weighting == "output" and options.get("loss_reduction", "mean") == "mean"
+        )
     return made[0] if len(made) == 1 else tuple(made)
 
 
@@ -122,6 +126,7 @@ class AcceleratedLoader:
         self._accelerator = accelerator
         self._device = device
         self._in_last_batch = False
+        self._checks_counts = False
         self.balancer = balancer
         self.iteration = 0
         self.end_of_dataloader = False
@@ -168,7 +173,9 @@ class AcceleratedLoader:
         state._add_dataloader(self)
         try:
             with (
-                gathers_rows(self._accelerator, has_none=self._has_stand_in),
+                gathers_rows(
+                    self._accelerator, has_none=self._has_stand_in, saw_count=self._saw_count
+                ),
                 closing(iter(self._loader)) as batches,  # type: ignore[type-var]
             ):
                 for batch in batches:
@@ -213,6 +220,25 @@ class AcceleratedLoader:
         """Tell whether the batch in hand weighs nothing; not in a loop for evaluation within."""
         is_in_hand = self._accelerator.gradient_state.active_dataloader is self
         return is_in_hand and self.balancer.num_samples == 0
+
+    def _saw_count(self) -> None:
+        """Warn once of a count that is gathered between a batch and its forward.
+
+        As in Accelerate's recipe for accumulation, whose loss is divided by it.
+        """
+        if not self._checks_counts or (context := getattr(self._loader, "_context", None)) is None:
+            return  # the latter where the environment leaves the script plain
+        unused = context.session.steps.next_unused
+        if unused is not None and unused < context.count.value:
+            self._checks_counts = False
+            warnings.warn(
+                "A count was gathered from all ranks before the forward of its batch. If you "
+                "divide a sum by it, as Accelerate's recipe for accumulation does, the loss counts "
+                "each target once already, and is weighted a second time: use "
+                '`balance(..., loss_reduction="sum")`.',
+                EvenstepWarning,
+                stacklevel=2,
+            )
 
     def _is_at_end(self) -> bool:
         return self._loader.num_handed_out == len(self._loader)

@@ -11,7 +11,10 @@ import torch
 
 @contextmanager
 def gathers_rows(
-    accelerator: Any, *, has_none: Callable[[], bool] = lambda: False
+    accelerator: Any,
+    *,
+    has_none: Callable[[], bool] = lambda: False,
+    saw_count: Callable[[], None] = lambda: None,
 ) -> Iterator[None]:
     """Have ``accelerator.gather`` take tensors that have other numbers of rows on other ranks.
 
@@ -23,6 +26,7 @@ def gathers_rows(
         accelerator: of one process or several. ``gather_for_metrics`` gathers by the same.
         has_none: tells whether the rows of this rank stand in for none, and are left out, as are
             objects that ``gather_for_metrics`` takes.
+        saw_count: called where a single integer is gathered.
     """
     if accelerator.num_processes == 1:
         yield
@@ -33,6 +37,8 @@ def gathers_rows(
 
     def gather(tensor: Any) -> Any:
         def gather_one(one: torch.Tensor) -> Any:
+            if one.numel() == 1 and not (one.is_floating_point() or one.is_complex()):
+                saw_count()
             return _gathered(equal_rows, one[:0] if one.ndim and has_none() else one)
 
         return recursively_apply(gather_one, tensor, error_on_other_type=True)

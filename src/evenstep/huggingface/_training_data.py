@@ -63,6 +63,7 @@ class TrainingData:
             loss_reduction=loss_reduction,  # type: ignore[arg-type]
             **{**limits, **options, "cost": cost},
         )
+        self.balancer._parts.hints_unit = False  # the first step finds out
         self._loader: BalancedLoader = self.balancer.prepare(stock.rebuild(times=num_accumulated))
         self._meets = False
         self._loader._context = replace(

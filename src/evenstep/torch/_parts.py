@@ -42,7 +42,7 @@ from ._model._models import (
 )
 from ._model._prepared import PreparedModels
 from ._model._self_test import self_test
-from ._model._units import Unit, UnitCounter, counter_of
+from ._model._units import Unit, UnitCounter, counter_of, warned_of_tokens
 from ._model._weighting import Backward
 from ._options import Runtime
 from ._step._clock import clock_of
@@ -78,6 +78,7 @@ class Parts:
         crew: all ranks; None before they are agreed on.
         reduction: sums gradients by shares; None is plain all-reduce.
         service: what a rank without data does; None on workers.
+        hints_unit: whether a model whose loss counts tokens is still to be warned of.
     """
 
     policy: AbstractPolicy[Any]
@@ -97,6 +98,7 @@ class Parts:
     crew: Crew | None = None
     reduction: Reduction | None = None
     service: Service | None = None
+    hints_unit: bool = True
     models: PreparedModels = field(init=False)
     counter: UnitCounter | None = field(init=False)
     backward: Backward = field(init=False)
@@ -138,6 +140,8 @@ class Parts:
         if crew.world_size > 1:
             warn_batch_norm(module)
             check_compiled(module)
+            if self.hints_unit and self.unit == "samples" and self.loss_reduction == "mean":
+                self.hints_unit = not warned_of_tokens(module)
         outer = with_ddp(module, crew.world_size, crew.workers)
         self_test(outer)
         clock_of(device_of(module))  # or its steps cannot be timed

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any, Literal
@@ -10,13 +11,16 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ...exceptions import invalid
+from ..._private_torch import original_of
+from ...exceptions import EvenstepWarning, invalid
+from ._compiled import ddp_of
 
 Unit = Literal["samples", "tokens"] | Callable[[Any], float]
 
 _IGNORED = -100  # `ignore_index` of torch's cross entropy, and so of every Hugging Face model
 # Of transformers' `loss_type` and, where that is None, of its classes: their loss shifts labels.
 _SHIFTS = ("ForCausalLM", "ForConditionalGeneration", "CsmForConditionalGeneration")
+_OVER_TOKENS = (*_SHIFTS, "ForMaskedLM", "ForTokenClassification")
 _SHIFTS_BY_NAME = ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "CTRLLMHeadModel", "BertLMHeadModel")
 
 
@@ -125,6 +129,24 @@ def count_tokens(batch: Any, *, shifts: Callable[[], bool]) -> int:
     )
 
 
+def warned_of_tokens(module: nn.Module) -> bool:
+    """Warn if a model of transformers returns a mean over tokens; tell whether it does."""
+    ddp = ddp_of(module)
+    model = original_of(module) if ddp is None else ddp.module
+    loss_type = _loss_type(model)
+    if loss_type not in _OVER_TOKENS:
+        return False
+    warnings.warn(
+        f"The loss that {type(model).__name__} returns is a mean over tokens (its `loss_type` is "
+        f"{loss_type}), and forwards are weighted by samples. If you train on that loss, set "
+        f'`unit="tokens"`; on a sum that you divide by the tokens of all ranks, set '
+        f'`loss_reduction="sum"`.',
+        EvenstepWarning,
+        stacklevel=4,
+    )
+    return True
+
+
 def shifts_labels(modules: Iterable[nn.Module]) -> bool:
     """Tell by the kind of the models whether their loss predicts ``labels[..., 1:]``.
 
@@ -153,9 +175,15 @@ def shifting(model: nn.Module) -> bool | None:
 
 def _shifts(module: nn.Module) -> bool | None:
     """Tell whether a module shifts labels, by transformers' own rule; None where it has none."""
-    kinds = {kind.__name__ for kind in type(module).__mro__}
-    loss_type = "ForCausalLM" if kinds & set(_SHIFTS_BY_NAME) else getattr(module, "loss_type", "")
-    if not isinstance(loss_type, str) or "For" not in loss_type:
+    if (loss_type := _loss_type(module)) is None:
         return None
     is_encoder_decoder = getattr(getattr(module, "config", None), "is_encoder_decoder", False)
     return loss_type in _SHIFTS and not is_encoder_decoder
+
+
+def _loss_type(module: nn.Module) -> str | None:
+    kinds = {kind.__name__ for kind in type(module).__mro__}
+    if kinds & set(_SHIFTS_BY_NAME):
+        return "ForCausalLM"
+    found = getattr(module, "loss_type", None)
+    return found if isinstance(found, str) and "For" in found else None
