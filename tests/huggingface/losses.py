@@ -35,6 +35,22 @@ def gathering_loss(
     return Trainer.compute_loss(trainer, model, inputs, num_items_in_batch=num_items_in_batch)
 
 
+def counting_loss(
+    trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **options: Any
+) -> Any:
+    """Return Trainer's own loss; in training count the tokens of all ranks, as TRL's SFT does."""
+    from transformers import Trainer
+
+    if trainer.model.training:
+        tokens = trainer.accelerator.gather_for_metrics(torch.tensor(inputs["labels"].numel()))
+        targets = trainer.accelerator.gather_for_metrics((inputs["labels"] != -100).sum(1))
+        trainer.num_tokens = getattr(trainer, "num_tokens", 0) + int(tokens.sum())
+        trainer.gathered += targets.tolist()
+    return Trainer.compute_loss(
+        trainer, model, inputs, num_items_in_batch=num_items_in_batch, **options
+    )
+
+
 def row_gathering_loss(
     trainer: Any, model: Any, inputs: Any, num_items_in_batch: Any = None, **_: Any
 ) -> torch.Tensor:

@@ -15,6 +15,7 @@ from .trainer_runs import (
     WORLD_SIZE,
     alone,
     beside,
+    counted,
     in_single,
     in_single_alone,
     on_the_cluster,
@@ -118,6 +119,13 @@ def test_tokens_are_counted_once(runs):
 
 
 @pytest.mark.slow
+def test_metrics_count_what_is_trained_on(tmp_path):
+    """No forward that only finds out, or that is made as other ranks have more; on every rank."""
+    for tokens, counted_rows, rows in run_workers(WORLD_SIZE, counted, str(tmp_path)):
+        assert tokens == 8 * len(rows)
+        assert counted_rows == rows
+
+
 def test_it_goes_on_from_a_checkpoint(tmp_path):
     """Resumed within an epoch, training ends where it ends unbroken, dropout by sample included."""
     found = run_workers(WORLD_SIZE, resumed, str(tmp_path))[0]

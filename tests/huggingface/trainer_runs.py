@@ -15,7 +15,7 @@ from evenstep.policies import Equal
 from evenstep.torch import Runtime
 
 from ..torch.plans import Restless
-from .losses import loss_of_a_tuple, own_loss, row_gathering_loss, summed_loss
+from .losses import counting_loss, loss_of_a_tuple, own_loss, row_gathering_loss, summed_loss
 from .small import (
     Classified,
     Deaf,
@@ -290,6 +290,21 @@ SINGLE = Case(gpt, num_accumulated=2, num_samples=60)
 
 
 def in_single(rank: int, folder: str) -> dict[str, torch.Tensor]:
+def counted(rank: int, folder: str) -> tuple[int, list[int], list[int]]:
+    """Return the tokens and the rows that a loss counts in training, and those of the data.
+
+    Ranks make unlike numbers of forwards, with an evaluation after each epoch.
+    """
+    offline(folder)
+    case = Case(batch_size=1, num_accumulated=4, num_samples=26, loss=counting_loss)
+    trainer = make(folder, case, balancing={"policy": Restless()})
+    trainer.eval_dataset = Sentences(5)
+    trainer.args.set_evaluate(strategy="epoch", batch_size=3, delay=0)
+    trainer.train()
+    rows = (trainer.train_dataset.labels != -100).sum(1).tolist()
+    return trainer.num_tokens, sorted(trainer.gathered), sorted(2 * rows)
+
+
     """Return parameters in single precision: balanced, and of a plain Trainer with as many."""
     offline(folder)
     return {

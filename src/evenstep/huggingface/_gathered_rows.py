@@ -15,6 +15,7 @@ def gathers_rows(
     *,
     has_none: Callable[[], bool] = lambda: False,
     saw_count: Callable[[], None] = lambda: None,
+    leaves_out: Callable[[], bool] = lambda: False,
 ) -> Iterator[None]:
     """Have ``accelerator.gather`` take tensors that have other numbers of rows on other ranks.
 
@@ -26,6 +27,7 @@ def gathers_rows(
         accelerator: of one process or several. ``gather_for_metrics`` gathers by the same.
         has_none: tells whether the rows of this rank stand in for none, and are left out, as are
             objects that ``gather_for_metrics`` takes.
+        leaves_out: tells whether numbers of such ranks are left out, too; the same on all ranks.
         saw_count: called where a single integer is gathered.
     """
     if accelerator.num_processes == 1:
@@ -39,6 +41,8 @@ def gathers_rows(
         def gather_one(one: torch.Tensor) -> Any:
             if one.numel() == 1 and not (one.is_floating_point() or one.is_complex()):
                 saw_count()
+            if leaves_out():
+                one = one.reshape(1) if one.ndim == 0 else one
             return _gathered(equal_rows, one[:0] if one.ndim and has_none() else one)
 
         return recursively_apply(gather_one, tensor, error_on_other_type=True)

@@ -6,13 +6,17 @@ a call more than the others waits for ever.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from copy import copy
 from typing import Any, final
 
 import torch
+from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .._private_torch import CollectiveCount, meet
+from ._state_before import StateBefore
 
 
 @final
@@ -31,22 +35,23 @@ class LossCalls:
         self.num_calls = 0
 
     def __call__(self, batch: Any, num_items: Any) -> float:
-        """Return the loss in evaluation mode, with the same random numbers in every call."""
+        """Return the loss, with the same random numbers in every call; nothing counts it."""
         self.num_calls += 1
-        trainer = self._trainer
-        model = trainer.accelerator.unwrap_model(trainer.model_wrapped)
-        trains = model.training
-        model.eval()
+        before = StateBefore(self._trainer)
         try:
-            return float(without_gradient(trainer, batch, num_items))
+            return float(without_gradient(self._trainer, batch, num_items))
         finally:
-            model.train(trains)
+            before.restore()
 
 
 def without_gradient(trainer: Any, batch: Any, num_items: Any) -> Any:
-    """Return the loss of a batch on the model beneath DDP, and leave random states as they are."""
+    """Return the loss of a batch on the model beneath DDP, and leave random states as they are.
+
+    To the trainer it is a forward in training, whatever came before it, such as an evaluation.
+    """
     model, device = trainer.accelerator.unwrap_model(trainer.model_wrapped), trainer.args.device
     with (
+        _as_in_training(model, trainer.model, trainer.model_wrapped),
         torch.random.fork_rng([device] if device.type == "cuda" else []),
         torch.no_grad(),
         trainer.compute_loss_context_manager(),
@@ -54,6 +59,21 @@ def without_gradient(trainer: Any, batch: Any, num_items: Any) -> Any:
         torch.manual_seed(0)  # what is drawn in evaluation mode too is drawn alike
         inputs = trainer._prepare_inputs(copy(batch))
         return trainer.compute_loss(model, inputs, num_items_in_batch=num_items)
+
+
+@contextmanager
+def _as_in_training(*models: nn.Module) -> Iterator[None]:
+    """Have models say that they train, while their layers neither drop out nor take statistics."""
+    modes = {module: module.training for model in models for module in model.modules()}
+    try:
+        for model in models:
+            model.eval()
+        for model in models:
+            model.training = True
+        yield
+    finally:
+        for module, mode in modes.items():
+            module.training = mode
 
 
 def meets(trainer: Any, batch: Any, num_items: Any) -> bool:

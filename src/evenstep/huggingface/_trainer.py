@@ -82,6 +82,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         self._divisor: Divisor | None = None
         self._per_sample = 0.0  # of the step: what a sample weighs in a mean over samples
         self._meets = False  # whether ranks wait for each other where a loss is computed
+        self._stands_in = False  # whether a forward is under way that has no sample
 
     @property
     def balancer(self) -> Balancer | None:
@@ -92,7 +93,16 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         """Train as `Trainer` does, and end the balanced run with it."""
         self._awaits_data = True
         try:
-            with nullcontext() if is_off() else gathers_rows(self.accelerator):
+            rows = (
+                nullcontext()
+                if is_off()
+                else gathers_rows(
+                    self.accelerator,
+                    has_none=lambda: self._stands_in,
+                    leaves_out=lambda: self._meets,
+                )
+            )
+            with rows:
                 return super().train(*args, **kwargs)
         finally:
             self._awaits_data = False
@@ -128,7 +138,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         )
         self._num_begun = 0
         self._divisor = None
-        self._meets = False
+        self._meets = self._stands_in = False
         return self._data
 
     def get_batch_samples(
@@ -194,6 +204,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
                 without_gradient(self, forward.batch, given)
                 continue
             weight = forward.weight
+            self._stands_in = not forward.num_samples
             # Without a rule of Trainer's the balancer weighs, by samples or the unit it was told.
             given_already = 1 if is_scaled else forward.num_samples * self._per_sample
             is_left = divisor == "items" or not given_already
@@ -208,6 +219,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Have `Trainer` end with the mean of all ranks since the last log, not with its own."""
+        self._stands_in = False
         if self._data is not None:
             self._tr_loss: Any = self.accelerator.reduce(self._tr_loss, reduction="mean")
         return super()._finalize_training(*args, **kwargs)

@@ -57,8 +57,8 @@ class Unreduced:
         self._handle = None
         looked_at = next((p for p in ddp.parameters() if p.requires_grad), None)
         if looked_at is not None:
-            hook = unserializable_hook(lambda gradient: self._ready(gradient))
-            self._handle = looked_at.register_hook(hook)
+            hook = unserializable_hook(lambda gradient: self._ready(gradient))  # type: ignore[no-untyped-call]
+            self._handle = looked_at.register_hook(hook)  # type: ignore[no-untyped-call]
 
     def forward(self, *, syncs: bool) -> None:
         """Hear of a forward with gradients, and whether its backward is to be reduced."""
