@@ -111,6 +111,13 @@ def gpt_in_double(dropout: float = 0.0) -> Any:
     return model
 
 
+def buffered() -> Any:
+    """Return a GPT with a buffer, as Llama has, which DDP hands out at the begin of a forward."""
+    model = gpt_in_double()
+    model.register_buffer("scale", torch.ones(1))
+    return model
+
+
 def unkeyed() -> Any:
     """Return a causal model that takes no loss keywords, as many that read pictures too."""
     model = gpt_in_double()

@@ -111,9 +111,10 @@ def test_rows_are_gathered_from_all_ranks(runs):
         assert rank.gathered == theirs.gathered
 
 
-def test_tokens_are_counted_once(runs):
-    """Each token of both epochs counts, and no stand-in's does."""
-    (ours, *_), theirs = runs["targets masked, tokens counted"]
+@pytest.mark.parametrize("name", slow_but(FIRST, (*FIRST, "accumulation, tokens counted")))
+def test_tokens_are_counted_once(runs, name):
+    """Each token of both epochs counts, and no stand-in's does; also between the accumulated."""
+    (ours, *_), theirs = runs[name]
 
     assert ours.tokens == theirs.tokens == 2 * 50 * 8
 

@@ -24,6 +24,7 @@ from .small import (
     Scored,
     Sentences,
     bert,
+    buffered,
     flat,
     gpt,
     gpt_in_double,
@@ -58,6 +59,9 @@ CASES = {
     "accumulation, the last step short": Case(num_accumulated=2, masked=False),
     "accumulation, drop_last": Case(num_accumulated=3, more={"dataloader_drop_last": True}),
     "more batches than samples": Case(batch_size=1, num_accumulated=4),
+    "accumulation, tokens counted": Case(
+        buffered, batch_size=1, num_accumulated=4, more={"include_num_input_tokens_seen": "all"}
+    ),
     "mean loss, max_steps": Case(Plain, more={"max_steps": 12}),
     "mean loss, accumulation": Case(Plain, num_accumulated=2, num_samples=48),
 }

@@ -87,13 +87,17 @@ def meets(trainer: Any, batch: Any, num_items: Any) -> bool:
 
 
 def num_missing(trainer: Any, num_forwards: int) -> int:
-    """Return how many forwards this rank has less than the one with the most. Collective.
-
-    Where ranks differ, they also meet here in what DDP does at the begin of a forward, which would
-    come between the meetings in the loss.
-    """
+    """Return how many forwards this rank has less than the one with the most. Collective."""
     mine = torch.tensor([num_forwards], device=trainer.args.device)
     counts: list[int] = trainer.accelerator.gather(mine).tolist()
-    if min(counts) < max(counts) and isinstance(trainer.model_wrapped, DistributedDataParallel):
-        meet(trainer.model_wrapped)
     return max(counts) - num_forwards
+
+
+def meet_before_forwards(trainer: Any) -> None:
+    """Have ranks meet now in what DDP does at the begin of a forward. Collective.
+
+    Ranks differ in which of a step's portions their first forward is. Between portions `Trainer`
+    may gather the number of tokens, and callbacks what they like.
+    """
+    if isinstance(trainer.model_wrapped, DistributedDataParallel):
+        meet(trainer.model_wrapped)

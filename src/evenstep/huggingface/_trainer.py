@@ -16,7 +16,7 @@ from ..torch._data._step import Step
 from ..torch._switch import is_off
 from ._checks import check_accelerator, check_model
 from ._gathered_rows import gathers_rows
-from ._gathering_loss import meets, num_missing, without_gradient
+from ._gathering_loss import meet_before_forwards, meets, num_missing, without_gradient
 from ._normalised import Divisor, divisor_of
 from ._portions import BELOW, Portion, masked, portions, with_own_targets
 from ._training_data import TrainingData
@@ -172,6 +172,8 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         self._per_sample = self.accelerator.num_processes / step.global_num_samples
         self._num_begun += 1
         main_input = getattr(self.model, "main_input_name", "input_ids")
+        if num_batches > 1 or self._meets:
+            meet_before_forwards(self)
         handed_out: list[Any] = portions(
             step,
             batches,
