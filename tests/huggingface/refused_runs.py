@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.utils.data import DataLoader, IterableDataset
+import torch
+from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from evenstep.torch import Runtime
 
@@ -28,6 +29,34 @@ class Endless(IterableDataset):
     def __iter__(self) -> Any:
         while True:
             yield from map(self.sentences.__getitem__, range(len(self.sentences)))
+
+
+def generated(trainer: Any, batch: Any) -> Any:
+    """Return samples that are made of a batch for several steps, as TRL's GRPO does."""
+    from transformers import Trainer
+
+    if trainer.state.global_step % 2 == 0:
+        trainer.buffer = Trainer._prepare_inputs(trainer, batch)
+    return trainer.buffer
+
+
+class Repeated(Sampler):
+    """Each sample twice in a row, for groups of generations, as TRL's `RepeatSampler`."""
+
+    def __init__(self, num_samples: int) -> None:
+        self.num_samples = num_samples
+
+    def __len__(self) -> int:
+        return 2 * self.num_samples
+
+    def __iter__(self) -> Any:
+        order = torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(7))
+        return (index for index in order.tolist() for _ in range(2))
+
+
+def repeated(trainer: Any, dataset: Any = None) -> Any:
+    """Return the sampler of a trainer that generates several answers to each prompt."""
+    return Repeated(len(trainer.train_dataset))
 
 
 def own_loader(trainer: Any) -> Any:
@@ -54,6 +83,8 @@ def refused(rank: int, folder: str) -> dict[str, str]:
             {"remove_unused_columns": False},
         ),
         ("stream", Case(data=Endless, more={"max_steps": 3}), {}, {}),
+        ("generated", Case(behind={"_prepare_inputs": generated}), {}, {}),
+        ("repeated", Case(behind={"_get_train_sampler": repeated}), {}, {}),
         ("own step", Case(behind={"training_step": own_step}), {}, {}),
         ("own step before", Case(before={"training_step": own_step}), {}, {}),
         ("own loader before", Case(before={"get_train_dataloader": own_loader}), {}, {}),

@@ -119,7 +119,6 @@ def test_tokens_are_counted_once(runs, name):
     assert ours.tokens == theirs.tokens == 2 * 50 * 8
 
 
-@pytest.mark.slow
 def test_metrics_count_what_is_trained_on(tmp_path):
     """No forward that only finds out, or that is made as other ranks have more; on every rank."""
     for tokens, counted_rows, rows in run_workers(WORLD_SIZE, counted, str(tmp_path)):
@@ -127,6 +126,7 @@ def test_metrics_count_what_is_trained_on(tmp_path):
         assert counted_rows == rows
 
 
+@pytest.mark.slow
 def test_it_goes_on_from_a_checkpoint(tmp_path):
     """Resumed within an epoch, training ends where it ends unbroken, dropout by sample included."""
     found = run_workers(WORLD_SIZE, resumed, str(tmp_path))[0]
@@ -169,6 +169,8 @@ def test_what_cannot_be_balanced_is_refused(tmp_path):
         "pairs": "must have a loss that is divided by `num_items_in_batch`",
         "pairs in mappings": "must have a loss that is divided by `num_items_in_batch`",
         "stream": "a Endless, which is a stream. Load it whole, as by `load_dataset(...,",
+        "generated": "`BalancedTrainer._prepare_inputs(...)` must be left to Trainer",
+        "repeated": "got a Repeated that repeats each:",
         "own step": "`BalancedTrainer.training_step(...)` must get its loss from",
         "own step before": "`class BalancedTrainer(BalancedMixin, OwnTrainer)`",
         "own loader before": "`BalancedTrainer.get_train_dataloader()` must be left to",

@@ -290,10 +290,6 @@ def _stops_after(num_steps: int) -> Any:
     return Stop()
 
 
-SINGLE = Case(gpt, num_accumulated=2, num_samples=60)
-
-
-def in_single(rank: int, folder: str) -> dict[str, torch.Tensor]:
 def counted(rank: int, folder: str) -> tuple[int, list[int], list[int]]:
     """Return the tokens and the rows that a loss counts in training, and those of the data.
 
@@ -309,6 +305,10 @@ def counted(rank: int, folder: str) -> tuple[int, list[int], list[int]]:
     return trainer.num_tokens, sorted(trainer.gathered), sorted(2 * rows)
 
 
+SINGLE = Case(gpt, num_accumulated=2, num_samples=60)
+
+
+def in_single(rank: int, folder: str) -> dict[str, torch.Tensor]:
     """Return parameters in single precision: balanced, and of a plain Trainer with as many."""
     offline(folder)
     return {

@@ -7,6 +7,12 @@ from typing import Any
 import torch.distributed as dist
 
 from ..exceptions import invalid
+from ..torch._data.compare._sharded import first_indices
+
+_GROUPS = (
+    "Train without `BalancedMixin`: where a rank generates its own samples, as in TRL's "
+    "`GRPOTrainer`, groups of them belong to one rank and one step."
+)
 
 
 def check_accelerator(accelerator: Any) -> None:
@@ -57,3 +63,39 @@ def check_model(model: Any) -> None:
             type(model).__name__,
             "Compile inside it: `accelerator.prepare(torch.compile(model), ...)`.",
         )
+
+
+def check_batches(trainer: Any, sampler: Any) -> None:
+    """Raise for a trainer whose batches are no samples that can be shared out one by one.
+
+    Args:
+        trainer: a `Trainer`.
+        sampler: of its training data.
+
+    Raises:
+        ValueError: it makes samples of its batches, or repeats each in a row.
+    """
+    kind = next(kind for kind in type(trainer).__mro__ if "_prepare_inputs" in vars(kind))
+    name = type(trainer).__name__
+    if kind.__module__.partition(".")[0] != "transformers":
+        raise invalid(
+            f"{name}._prepare_inputs(...)",
+            "be left to Trainer: forwards are parts of a step, of other sizes on every rank, and "
+            "as many as each rank can make",
+            f"that of {kind.__name__}",
+            f"Move what changes a batch into the data collator, or into `compute_loss`. {_GROUPS}",
+        )
+    indices = first_indices(sampler)
+    if len(set(indices)) > 1 and not _has_lone(indices):
+        raise invalid(
+            f"{name}(train_dataset=...)",
+            "yield each sample once in a row, since samples are shared out one by one",
+            f"a {type(sampler).__name__} that repeats each: {indices[:4]}, ...",
+            _GROUPS,
+        )
+
+
+def _has_lone(indices: list[int]) -> bool:
+    """Tell whether an index stands alone, but for the last, which may be cut off."""
+    around = zip([None, *indices], indices, indices[1:], strict=False)
+    return any(before != here != after for before, here, after in around)

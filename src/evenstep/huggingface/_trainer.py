@@ -14,11 +14,12 @@ from ..exceptions import EvenstepWarning, invalid
 from ..torch import Balancer
 from ..torch._data._step import Step
 from ..torch._switch import is_off
-from ._checks import check_accelerator, check_model
+from ._checks import check_accelerator, check_batches, check_model
 from ._gathered_rows import gathers_rows
 from ._gathering_loss import meet_before_forwards, meets, num_missing, without_gradient
 from ._normalised import Divisor, divisor_of
 from ._portions import BELOW, Portion, masked, portions, with_own_targets
+from ._stock import Stock
 from ._training_data import TrainingData
 from ._weighing import weighted, weights_of
 
@@ -81,8 +82,8 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         self._num_begun = 0
         self._divisor: Divisor | None = None
         self._per_sample = 0.0  # of the step: what a sample weighs in a mean over samples
-        self._meets = False  # whether ranks wait for each other where a loss is computed
         self._stands_in = False  # whether a forward is under way that has no sample
+        self._meets = False  # whether ranks wait for each other where a loss is computed
 
     @property
     def balancer(self) -> Balancer | None:
@@ -126,6 +127,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
                 repr(self._balancing["unit"]),
                 "If not, set `model.accepts_loss_kwargs = False` before the trainer is made.",
             )
+        check_batches(self, Stock(prepared, self.accelerator).sampler)
         if self._data is not None:
             self._data.close()
         self._data = TrainingData(
@@ -170,10 +172,10 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             batches = [part.batch for part in step.micro_batches]
             weights = weights_of(self, step, self._divisor or "samples")
         self._per_sample = self.accelerator.num_processes / step.global_num_samples
-        self._num_begun += 1
-        main_input = getattr(self.model, "main_input_name", "input_ids")
         if num_batches > 1 or self._meets:
             meet_before_forwards(self)
+        self._num_begun += 1
+        main_input = getattr(self.model, "main_input_name", "input_ids")
         handed_out: list[Any] = portions(
             step,
             batches,
@@ -202,11 +204,11 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             # What Trainer divides by; every forward has its weight in the whole step already.
             self.current_gradient_accumulation_steps = 1
         for forward in inputs.forwards():
+            self._stands_in = not forward.num_samples
             if forward.is_extra:
                 without_gradient(self, forward.batch, given)
                 continue
             weight = forward.weight
-            self._stands_in = not forward.num_samples
             # Without a rule of Trainer's the balancer weighs, by samples or the unit it was told.
             given_already = 1 if is_scaled else forward.num_samples * self._per_sample
             is_left = divisor == "items" or not given_already
@@ -217,11 +219,11 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             # A mean over nothing is no number, and weighs 0; a weight in a tensor is none of 0.
             if torch.is_tensor(weight) or weight:
                 total = total + loss * given_already
+        self._stands_in = False
         return total
 
     def _finalize_training(self, *args: Any, **kwargs: Any) -> Any:
         """Have `Trainer` end with the mean of all ranks since the last log, not with its own."""
-        self._stands_in = False
         if self._data is not None:
             self._tr_loss: Any = self.accelerator.reduce(self._tr_loss, reduction="mean")
         return super()._finalize_training(*args, **kwargs)

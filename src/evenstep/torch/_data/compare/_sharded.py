@@ -130,6 +130,15 @@ def _drawn(loader: DataLoader[Any]) -> Drawn | None:
     return first if first == second else None
 
 
+def first_indices(sampler: Any) -> list[int]:
+    """Return the first indices of a copy of a sampler; none of one that cannot be copied."""
+    with same_chance():
+        try:
+            return list(map(operator.index, islice(_Copies(sampler, None).make(), _MOST_DRAWN)))
+        except Exception:  # of the user's code, or no integers: its first loop says so
+            return []
+
+
 def _beginning(sampler: Any, *, own_batches: bool) -> Drawn:
     seed_all(_SEED)
     checksum, num_drawn, first = 0, 0, list[int]()
