@@ -14,7 +14,12 @@ LONGER = {
     "src/evenstep/_exchange/_message_kinds.py": "every message in one place; half is docstrings",
     "src/evenstep/events.py": "every fact in one place; half of it is docstrings",
     "src/evenstep/torch/_balancer.py": "the public face in one place; half of it is docstrings",
+    "src/evenstep/torch/_data/loaders/_base.py": "what all loaders do alike, and their loops",
     "src/evenstep/torch/_step/_conductor.py": "one rank's way through a step in one place",
+    "tests/huggingface/accelerate_runs.py": "every loop of Accelerate beside its plain twin",
+    "tests/huggingface/trainer_runs.py": "every training of Trainer beside its plain twin",
+    "tests/torch/compared_parts.py": "every part of which ranks may differ",
+    "tests/torch/test_cost.py": "every promise of plans by cost",
 }
 
 
