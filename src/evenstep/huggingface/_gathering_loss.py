@@ -16,7 +16,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from .._private_torch import CollectiveCount, meet
-from ._kept_state import Kept
+from ._state_before import StateBefore
 
 
 @final
@@ -37,11 +37,11 @@ class LossCalls:
     def __call__(self, batch: Any, num_items: Any) -> float:
         """Return the loss, with the same random numbers in every call; nothing counts it."""
         self.num_calls += 1
-        kept = Kept(self._trainer)
+        before = StateBefore(self._trainer)
         try:
             return float(without_gradient(self._trainer, batch, num_items))
         finally:
-            kept.restore()
+            before.restore()
 
 
 def without_gradient(trainer: Any, batch: Any, num_items: Any) -> Any:

@@ -9,6 +9,7 @@ from ..claims import Hybrid
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Auto, Equal
 from ._data.loaders._eval import Lockstep
+from ._exchange._startup import Alone, SideGroup
 from ._options import Runtime
 
 
@@ -86,6 +87,22 @@ def check_weighed_by_hand(weighting: str | None) -> None:
             "be used on models prepared with `weighting='loss'`",
             "one that is weighted at its output already",
             "Prepare it with `prepare(model, loader, weighting='loss')`, or drop this call.",
+        )
+
+
+def check_forwarded(side: SideGroup | Alone | None, *, begun: bool) -> None:
+    """Raise for a loss of several ranks in a step that has had no forward of a prepared model.
+
+    Raises:
+        ValueError: ``begun``, so there is such a step.
+    """
+    if begun and side is not None and side.world_size > 1:
+        raise invalid(
+            "Balancer.weight(loss)",
+            "come after a forward of what `prepare` returned, which averages gradients over ranks",
+            "a step without one",
+            "Call the prepared model itself and not `model.module` or a part of it: give its "
+            "`forward` an argument that says what to compute.",
         )
 
 

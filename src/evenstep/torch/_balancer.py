@@ -313,6 +313,7 @@ class Balancer:
         check_unweighted(loss)
         use = self._parts.steps.use_of_loss()
         if use is None:
+            arguments.check_forwarded(self._side, begun=self._parts.steps.plan is not None)
             return loss
         scaled, _ = scale(loss, use, self._parts.backward, first_order=False)
         return scaled  # type: ignore[no-any-return]

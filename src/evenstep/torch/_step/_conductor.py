@@ -18,7 +18,6 @@ from ..._exchange._observer import StepObserver, heard_by
 from ..._planner import Plan
 from ..._run._step_under_way import LoopPosition, StepUnderWay
 from ...claims._step_claims import Claim
-from ...exceptions import invalid
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch
@@ -313,24 +312,10 @@ class StepConductor:
         self.meter.open_gap()
 
     def use_of_loss(self) -> ForwardUse | None:
-        """Return the newest forward's; None outside of a step.
-
-        Raises:
-            ValueError: the step has had no forward of a prepared model.
-        """
+        """Return the newest forward's; None where the step has had none."""
         use = self._newest_use
-        if use is not None and (self._step is None or use.ticket.step is self._step):
-            return use
-        match = self._tickets.match(())
-        if match is None or self._is_alone:
-            return None
-        raise invalid(
-            "Balancer.weight(loss)",
-            "come after a forward of what `prepare` returned, which averages gradients over ranks",
-            "a step without one",
-            "Call the prepared model itself and not `model.module` or a part of it: give its "
-            "`forward` an argument that says what to compute.",
-        )
+        is_past = use is not None and self._step not in (None, use.ticket.step)
+        return None if is_past else use
 
     def backward_begins(self) -> None:
         """Hear that a backward begins."""

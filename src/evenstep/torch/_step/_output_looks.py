@@ -18,7 +18,7 @@ from ._tickets import Ticket
 _EQUAL_STEPS = 8  # they show the noise
 _UNEQUAL_STEPS = 64
 _EVERY = 32
-_CHUNK = 1 << 16  # elements that are copied at once, in the cache
+_CHUNK = 1 << 14  # elements that are copied at once, in the cache
 
 
 @final

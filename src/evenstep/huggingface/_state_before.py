@@ -28,7 +28,7 @@ _MOST = 100_000  # containers: more are data
 
 
 @final
-class Kept:
+class StateBefore:
     """The attributes of a trainer, and what is in its containers and in objects of the script's.
 
     Such as the metrics and the number of tokens of TRL's trainers, which their losses add to.
