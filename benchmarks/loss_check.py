@@ -241,7 +241,8 @@ def _watched(compares: bool) -> None:
     plan, grad = Plan(0, 0, (20, 12)), torch.randn(20, 10)
     for number in range(1000):
         step = StepUnderWay(number, 20, 32, 0.0, None, plan=plan)
-        watch.begin_step(step)
+        if compares:
+            watch.begin_step(step)
         looks: list[Look] = []
         look_at(grad, looks, output=0 if step.compares else None)
         watch.note(0, Ticket(step, 20, 1.0, 1.0, is_last=True), looks)

@@ -160,7 +160,8 @@ class StepConductor:
         thread_id = opened.thread_id = threading.get_ident()
         opened.work, opened.checksum = start.work, start.checksum
         opened.stopping, opened.plan = self._exchange.stopping, self.plan
-        self._outputs.begin_step(opened)
+        if self._outputs.compares:
+            self._outputs.begin_step(opened)
         trains = self._thread_id is None or self._thread_id == thread_id
         loop = self._loop
         if loop.newest < 0:

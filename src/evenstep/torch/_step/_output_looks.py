@@ -104,12 +104,13 @@ class OutputWatch:
         compares: whether scales are compared between ranks.
 
     Attributes:
+        compares: as given.
         unread: what a device may not have computed yet, with its model and batch.
     """
 
     def __init__(self, exchange: Exchange, *, compares: bool) -> None:
         self._exchange = exchange
-        self._compares = compares
+        self.compares = compares
         self._num_equal = self._num_unequal = 0
         self._step: StepUnderWay | None = None  # whose scales are collected
         self._scales: dict[tuple[int, int], dict[Ticket, tuple[float, float]]] = {}
@@ -117,7 +118,7 @@ class OutputWatch:
 
     def begin_step(self, step: StepUnderWay) -> None:
         """Decide, alike on all ranks, whether the scales of a step are compared."""
-        if not self._compares or step.plan is None:
+        if step.plan is None:
             return
         if len(set(step.plan.batch_size)) == 1 and step.plan.costs is None:
             self._num_equal += 1

@@ -29,6 +29,7 @@ class ForwardUse:
         weight: what the gradient at its output is multiplied by.
         model: number of the model.
         reduces: whether its backward reduces gradients; None where that is not known.
+        compares: whether ranks compare the scale of its gradient.
         looks: at the gradients that its backward began with.
         other_rows: how many of its rows may be of no batch.
     """
@@ -38,18 +39,15 @@ class ForwardUse:
     weight: Weight
     model: int
     reduces: bool | None
+    compares: bool
     looks: list[Look] = field(default_factory=list)
     other_rows: int = 0
-
-    @property
-    def compares(self) -> bool:
-        """Whether ranks compare the scale of its gradient."""
-        return self.ticket.step.compares
 
     @classmethod
     def of(cls, match: Match, model: int, *, reduces: bool | None) -> ForwardUse:
         """Return the use of a forward that was matched."""
-        return cls(match, match.tickets[0], match.weight, model, reduces)
+        ticket = match.tickets[0]
+        return cls(match, ticket, match.weight, model, reduces, ticket.step.compares)
 
     def share(self) -> float | None:
         """Return which part of its batch it had, if that can be compared between ranks.
