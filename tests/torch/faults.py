@@ -16,10 +16,9 @@ from time import monotonic, sleep
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, Dataset, TensorDataset, get_worker_info
+from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Auto
@@ -145,38 +144,6 @@ def fail_on_a_device(rank: int) -> tuple[str, list[str]]:
     return told, [type(event).__name__ for event in events]
 
 
-class Stalling(Dataset):
-    """Samples of which a loader worker of rank 0 reads 24, and no more."""
-
-    def __init__(self) -> None:
-        self.count = 0
-
-    def __len__(self) -> int:
-        return 96
-
-    def __getitem__(self, index: int) -> torch.Tensor:
-        self.count += get_worker_info() is not None and os.environ["RANK"] == "0"
-        if self.count > 24:
-            threading.Event().wait()
-        return torch.full((4,), float(index))
-
-
-def lose_one_while_waiting_for_input(rank: int) -> str:
-    """Rank 1 dies while rank 0 waits for its loader worker; return the error of rank 0."""
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    try:
-        with Balancer(policy="equal", runtime=WATCHFUL) as balancer:
-            stock = DataLoader(Stalling(), batch_size=4, num_workers=1)
-            model, loader = balancer.prepare(model, stock)
-            for step, x in enumerate(loader):
-                if (rank, step) == (1, 6):
-                    os.kill(os.getpid(), signal.SIGKILL)
-                model(x).sum().backward()
-    except WorkerLostError as error:
-        return str(error)
-    return "nothing happened"
-
-
 def hang(rank: int) -> str:
     """Rank 2 comes to a halt in its fifth step, short of its heartbeats; return the error."""
     model = DistributedDataParallel(Halting(rank == 2))
@@ -187,25 +154,6 @@ def hang(rank: int) -> str:
             model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
             for (x,) in loader:
                 model(x).mean().backward()
-    except WorkerLostError as error:
-        return str(error)
-    return "nothing happened"
-
-
-def destroy_the_group(rank: int) -> str:
-    """Rank 1 destroys its default group, and trains on without the script's barrier."""
-    model = DistributedDataParallel(nn.Linear(4, 4))
-    dataset = TensorDataset(torch.randn(96, 4))
-    runtime = replace(WATCHFUL, hang_s=2.0)
-    try:
-        with Balancer(policy="equal", runtime=runtime) as balancer:
-            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))
-            for step, (x,) in enumerate(loader):
-                model(x).sum().backward()
-                if (rank, step) == (1, 3):
-                    dist.destroy_process_group()
-                if dist.is_initialized():
-                    dist.barrier()
     except WorkerLostError as error:
         return str(error)
     return "nothing happened"

@@ -70,14 +70,6 @@ def test_a_worker_lost_in_an_evaluation_is_named(sent):
     assert "Rank 1 on " in results[0]
 
 
-def test_a_rank_that_waits_for_its_loader_worker_hears_of_a_loss():
-    """In the middle of that wait, which has no end of its own."""
-    found = run_workers(2, faults.lose_one_while_waiting_for_input, timeout_s=40, check=False)
-
-    assert "Rank 1 on " in str(found[0])
-    assert "its connection closed" in str(found[0])
-
-
 def test_all_collectives_of_the_balancers_own_are_watched():
     """Whoever is stuck in one is seen to be, and is noted to be out again after."""
     found = run_workers(2, own_collectives.watch, timeout_s=60)[1]
@@ -137,13 +129,6 @@ def test_a_rank_that_hangs_while_its_heartbeats_go_on_is_named():
         assert "it has not finished step 4 for 3 s while others wait" in results[rank]
         assert "faults.py:" in results[rank]
         assert "in forward" in results[rank]
-
-
-def test_a_rank_that_destroyed_its_group_is_named_and_not_one_that_waits_in_it():
-    """Its count in that group stays, and the others have begun a collective more."""
-    for told in run_workers(2, faults.destroy_the_group, timeout_s=40, check=False):
-        assert "Rank 1 on " in str(told)
-        assert "has not come to collective" in str(told)
 
 
 def test_a_pause_of_all_ranks_is_no_hang():

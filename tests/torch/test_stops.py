@@ -20,7 +20,15 @@ from evenstep.torch._exchange._sockets import break_off, own_addresses, ports_of
 
 from .._tiers import slow_but
 from . import silent_orders
-from .stops import HANG, IMPATIENT, LINGER_S, lingering, struck
+from .stops import (
+    HANG,
+    IMPATIENT,
+    LINGER_S,
+    destroy_the_group,
+    lingering,
+    lose_one_while_waiting_for_input,
+    struck,
+)
 
 pytestmark = pytest.mark.cluster
 POINTS = [
@@ -205,3 +213,18 @@ def test_a_rank_whose_sampler_or_stream_never_answers_is_named(kind, victim):
         assert told.count("in hang") == 1
         assert cleaned
         assert seconds < IMPATIENT.hang_s + 5
+
+
+def test_a_rank_that_waits_for_its_loader_worker_hears_of_a_loss():
+    """In the middle of that wait, which has no end of its own."""
+    found = run_workers(2, lose_one_while_waiting_for_input, timeout_s=40, check=False)
+
+    assert "Rank 1 on " in str(found[0])
+    assert "its connection closed" in str(found[0])
+
+
+def test_a_rank_that_destroyed_its_group_is_named_and_not_one_that_waits_in_it():
+    """Its count in that group stays, and the others have begun a collective more."""
+    for told in run_workers(2, destroy_the_group, timeout_s=40, check=False):
+        assert "Rank 1 on " in str(told)
+        assert "has not come to collective" in str(told)
