@@ -241,7 +241,7 @@ def _watched(compares: bool) -> None:
     plan, grad = Plan(0, 0, (20, 12)), torch.randn(20, 10)
     for number in range(1000):
         step = StepUnderWay(number, 20, 32, 0.0, None, plan=plan)
-        if compares:
+        if watch.resting is not plan:
             watch.begin_step(step)
         looks: list[Look] = []
         look_at(grad, looks, output=0 if step.compares else None)

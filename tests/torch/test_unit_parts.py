@@ -309,7 +309,7 @@ def test_a_weight_of_zero_keeps_nan_out(grad):
     backward = Backward(Deaf())
     for weight in (0.0, lambda: 0.0):
         source.grad = None
-        scale(source * 1, ForwardUse(Match((), weight), None, weight, 0, None), backward)[
+        scale(source * 1, ForwardUse(Match((), weight), None, weight, 0, None, False), backward)[
             0
         ].backward(torch.full((2,), grad))
 

@@ -13,8 +13,7 @@ import torch
 from torch import nn
 
 from evenstep.torch._model._compiled import InertHook, Surround
-from evenstep.torch._model._forward_hook import ForwardHook
-from evenstep.torch._model._weighting import Backward, feeds_back
+from evenstep.torch._model._weighting import Backward, ForwardHook, feeds_back
 from evenstep.torch._model._weighting import scale as scale_by_use
 from evenstep.torch._step._tickets import Match
 

@@ -18,13 +18,12 @@ from .._data._protocols import ANEW
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
 from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
-from ._forward_hook import ForwardHook
 from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._nested import NestedBackwards
 from ._part_calls import PartCalls
 from ._sample_draws import SampleDraws, check_draws
 from ._unreduced import Unreduced
-from ._weighting import Backward
+from ._weighting import Backward, ForwardHook
 
 Weighting = Literal["output", "loss"]
 

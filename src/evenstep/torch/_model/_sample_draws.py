@@ -22,8 +22,8 @@ from .._step._containers import tensors_in
 from .._step._tickets import Match, copied
 from .._step._uses import ForwardUse
 from ._compiled import Untraced
-from ._forward_hook import ForwardHook
 from ._row_masks import RowMasks
+from ._weighting import ForwardHook
 
 _SETTING = "Runtime(sample_seed=...)"
 _LEAVE_OUT = "or leave `sample_seed` out."

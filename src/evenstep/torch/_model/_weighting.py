@@ -15,7 +15,7 @@ alone: gradient penalties, side losses kept on a module.
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
 from typing import Any, ClassVar
 
@@ -24,10 +24,13 @@ import torch
 from ..._private_torch import address_of, at_end_of_backward, backward_number, base_of
 from ...exceptions import invalid
 from .._step._batch_memory import has_memory
+from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
 from .._step._containers import hidden_tensors_in, rebuild, tensors_in
 from .._step._output_looks import look_at
+from .._step._strange_rows import StrangeRows
 from .._step._tickets import known
+from .._step._unknown_weights import not_averaged
 from .._step._uses import ForwardUse
 
 
@@ -88,7 +91,6 @@ class _OutputScale(torch.autograd.Function):
     ) -> Any:
         ctx.use, ctx.backward_of, ctx.first_order = use, backward, first_order
         ctx.number = number if use.compares else None
-        # The gradient at a loss is 1 whatever the loss.
         ctx.loss = None if output.ndim else output.detach()
         if not (first_order and output.ndim):
             return output.clone()  # a loss: the script may still read what it gave
@@ -106,12 +108,9 @@ class _OutputScale(torch.autograd.Function):
         weight = known(ctx.use.weight)
         if weight == 0.0:  # a mean over nothing has a gradient of NaN, and 0 * NaN is NaN
             return torch.zeros_like(grads[0]), None, None, None, None
-        looks = ctx.use.looks
-        if ctx.loss is None:
-            look_at(grads[0], looks, output=ctx.number)
-        else:
-            look_at(grads[0], looks)
-            look_at(ctx.loss, looks, output=ctx.number)
+        # Of a loss, as the script multiplies it: its own gradient is nothing but that factor.
+        seen = grads[0] if ctx.loss is None else ctx.loss.float() * grads[0].float()
+        look_at(seen, ctx.use.looks, output=ctx.number, is_half=grads[0].dtype == torch.float16)
         return grads[0] if weight == 1.0 else grads[0] * weight, None, None, None, None
 
 
@@ -145,6 +144,7 @@ class _InputUnscale(torch.autograd.Function):
 _Shared = EvenstepOutputThatSharesMemory_CloneItFirst
 # Autograd names a node by its function.
 _SCALED = f"{_OutputScale.__name__}Backward", f"{_Shared.__name__}Backward"
+_MOST_AWAITED = 64  # forwards of one step
 _MOST_NODES = 32  # of a loss: its terms and what is done to them, not the model
 _TWICE = (
     "A gradient of a gradient passes through the balanced model's output (`create_graph=True`, "
@@ -255,6 +255,96 @@ def check_unweighted(loss: torch.Tensor) -> None:
                 "Weigh each term, or their sum, but not both.",
             )
         nodes.extend(parent for parent, _ in node.next_functions)
+
+
+class ForwardHook:
+    """Forward hooks for the user's outermost module.
+
+    Args:
+        steps: are told of forwards.
+        backward: told at every backward through the output.
+        watch: marks inputs, where the model is compiled after it was prepared; None leaves that to
+            another hook.
+        model: the model's number, in the order of ``prepare``.
+        weighs: whether the output is scaled; ``Balancer.weight`` does it otherwise.
+        reduces: whether a backward of a forward made now reduces gradients.
+
+    Attributes:
+        use: the forward under way; None outside of one, or of a step.
+    """
+
+    def __init__(
+        self,
+        steps: StepConductor,
+        backward: Backward,
+        watch: CompileWatch | None = None,
+        *,
+        model: int = 0,
+        weighs: bool = True,
+        reduces: Callable[[], bool | None] = lambda: None,
+    ) -> None:
+        self._steps = steps
+        self._backward = backward
+        self._watch = watch
+        self._model = model
+        self._weighs = weighs
+        self._reduces = reduces
+        self._strange = StrangeRows()
+        self._awaited: deque[ForwardUse] = deque(maxlen=_MOST_AWAITED)  # the newest that reduce
+        self.use: ForwardUse | None = None
+
+    def before(self, module: torch.nn.Module, inputs: Any, keywords: Any) -> Any:
+        """Learn whose batch this is; take the weight out of gradients that go back to an output."""
+        self.use = None
+        if not torch.is_grad_enabled():
+            return None
+        tensors = tensors_in((inputs, keywords) if keywords else inputs)
+        use = self.use = self._steps.begin_use(self._model, tensors, reduces=self._reduces())
+        if use is None and module.training:
+            self._steps.outside()
+        if use is not None and use.reduces is False and not use.ticket.is_last and self._waits():
+            use.weight = not_averaged
+        changed = None
+        if use is not None and self._weighs:
+            if use.match.other_rows:
+                self._strange.look(use, tensors)
+            if feeds_back(tensors, type(module).__name__):
+                changed = inputs, keywords = unscale(inputs, use), unscale(keywords, use)
+        if self._watch is not None and self._watch.marks:
+            self._watch.mark(module, inputs, keywords)
+        return changed
+
+    def __call__(self, module: torch.nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
+        """Return ``output``, scaled where a step is under way."""
+        use, self.use = self.use, None
+        if use is None:
+            return output
+        self._steps.end_use()
+        if use.reduces:
+            if not self._waits():
+                self._awaited.clear()
+            self._awaited.append(use)
+        if not self._weighs:
+            return output
+        scaled, count = scale(output, use, self._backward)
+        # A model that is frozen for a while, such as a critic's for its generator, gives none.
+        if not count and module.training and any(p.requires_grad for p in module.parameters()):
+            raise invalid(
+                f"{type(module).__name__}.forward(...)",
+                "return a tensor that needs a gradient, by itself or in a container",
+                f"{type(output).__name__} without one",
+                "Unfreeze a parameter, leave `torch.no_grad()`, or prepare with "
+                "`prepare(..., weighting='loss')` and use `balancer.weight(loss)`.",
+            )
+        return scaled
+
+    def awaited(self) -> list[ForwardUse]:
+        """Return the forwards whose backward DDP waits for."""
+        return [use for use in self._awaited if use.reduces]
+
+    def _waits(self) -> bool:
+        """Tell whether DDP waits for a backward still, of one of the newest forwards."""
+        return bool(self._awaited) and all(use.reduces for use in self._awaited)
 
 
 def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:

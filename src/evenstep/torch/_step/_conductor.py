@@ -160,8 +160,6 @@ class StepConductor:
         thread_id = opened.thread_id = threading.get_ident()
         opened.work, opened.checksum = start.work, start.checksum
         opened.stopping, opened.plan = self._exchange.stopping, self.plan
-        if self._outputs.compares:
-            self._outputs.begin_step(opened)
         trains = self._thread_id is None or self._thread_id == thread_id
         loop = self._loop
         if loop.newest < 0:
@@ -189,6 +187,8 @@ class StepConductor:
         if self._cuts and self._step is not opened:
             self._go_to(opened)
         weight, key = self._weights.of(opened, num_samples, part.units)
+        if self._outputs.resting is not opened.plan and opened.num_forwards == 0:
+            self._outputs.begin_step(opened)
         # In a loop that uses each batch before the next one, there is nothing to be told apart.
         loop = self._loop
         peeks = loop.num_batches < _NUM_PEEKED or loop.looks_ahead

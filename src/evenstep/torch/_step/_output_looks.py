@@ -11,6 +11,7 @@ import torch
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._message_kinds import ScalesTold
+from ..._planner import Plan
 from ..._run._step_under_way import StepUnderWay
 from ._tickets import Ticket
 
@@ -55,25 +56,34 @@ class Look:
         return self._total.reshape(-1).tolist()
 
 
-def look_at(tensor: torch.Tensor, looks: list[Look], *, output: int | None = None) -> None:
+def look_at(
+    tensor: torch.Tensor,
+    looks: list[Look],
+    *,
+    output: int | None = None,
+    is_half: bool | None = None,
+) -> None:
     """Look whether all of a gradient, or of a loss, is finite: its sum is not otherwise.
 
     Args:
         tensor: of one that is spread over ranks, this rank's part is looked at.
         looks: gets what is left to be told; nothing for what is known to be finite.
         output: which output it is of, to have its scale; None for its sum.
+        is_half: whether it was computed in half precision; None if its type says so.
     """
     if type(tensor) is not torch.Tensor and hasattr(tensor, "to_local"):
         tensor = tensor.to_local()  # summing all of it would be a collective
     if tensor.dtype.is_complex:
         tensor = tensor.abs()
-    is_half = tensor.dtype == torch.float16
+    is_half = tensor.dtype == torch.float16 if is_half is None else is_half
     if output is not None:
         by_row = _by_row(tensor)
         sums = torch.stack((by_row.sum(), by_row.square().sum()))
         looks.append(Look(sums, is_half=is_half, output=output))
         return
-    total = tensor.sum(dtype=torch.float32) if is_half else tensor.sum()  # half may overflow
+    total = (
+        tensor.sum(dtype=torch.float32) if tensor.itemsize == 2 else tensor.sum()
+    )  # half may overflow
     if total.is_cuda or not math.isfinite(total.item()):
         looks.append(Look(total, is_half=is_half, output=None))
 
@@ -104,25 +114,27 @@ class OutputWatch:
         compares: whether scales are compared between ranks.
 
     Attributes:
-        compares: as given.
+        resting: the plan under which nothing is left to be compared.
         unread: what a device may not have computed yet, with its model and batch.
     """
 
     def __init__(self, exchange: Exchange, *, compares: bool) -> None:
         self._exchange = exchange
-        self.compares = compares
+        self._compares = compares
         self._num_equal = self._num_unequal = 0
         self._step: StepUnderWay | None = None  # whose scales are collected
         self._scales: dict[tuple[int, int], dict[Ticket, tuple[float, float]]] = {}
         self.unread: deque[tuple[int, Ticket, Look]] = deque()
+        self.resting: Plan | None = None
 
     def begin_step(self, step: StepUnderWay) -> None:
         """Decide, alike on all ranks, whether the scales of a step are compared."""
-        if step.plan is None:
-            return
-        if len(set(step.plan.batch_size)) == 1 and step.plan.costs is None:
+        if not self._compares or step.plan is None:
+            self.resting = step.plan
+        elif len(set(step.plan.batch_size)) == 1 and step.plan.costs is None:
             self._num_equal += 1
             step.compares = self._num_equal <= _EQUAL_STEPS
+            self.resting = None if step.compares else step.plan
         else:
             self._num_unequal += 1
             step.compares = self._num_unequal <= _UNEQUAL_STEPS or not self._num_unequal % _EVERY
