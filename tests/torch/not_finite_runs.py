@@ -50,7 +50,7 @@ def events_of(
     train: Callable[[int, Balancer, Callable[[], DataLoader[Any]]], None],
     *,
     sizes: tuple[int, ...] | None = None,
-    bounds: Bounds | None = None,
+    **settings: Any,
 ) -> tuple[list[LossNotFinite], list[str]]:
     """Return what rank 0 heard of losses, and what its log says."""
     heard: list[Event] = []
@@ -69,7 +69,7 @@ def events_of(
 
     runtime = Runtime(line_every=None, hooks=(heard.append,))
     policy = Fixed(sizes or (4,) * world)
-    with Balancer(policy=policy, bounds=bounds or Bounds(), runtime=runtime) as balancer:
+    with Balancer(policy=policy, runtime=runtime, **settings) as balancer:
         train(rank, balancer, loader)
     return [event for event in heard if isinstance(event, LossNotFinite)], logged
 

@@ -81,9 +81,8 @@ def look_at(
         sums = torch.stack((by_row.sum(), by_row.square().sum()))
         looks.append(Look(sums, is_half=is_half, output=output))
         return
-    total = (
-        tensor.sum(dtype=torch.float32) if tensor.itemsize == 2 else tensor.sum()
-    )  # half may overflow
+    kind = torch.float32 if tensor.itemsize == 2 else None  # half may overflow
+    total = tensor.sum(dtype=kind)
     if total.is_cuda or not math.isfinite(total.item()):
         looks.append(Look(total, is_half=is_half, output=None))
 
