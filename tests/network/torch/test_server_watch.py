@@ -26,7 +26,7 @@ def test_a_server_hears_of_the_end_once():
         grace_s=-1.0,
         framework=PLAIN,
     )
-    watch.received(0, [["Goodbye", 7, 2, None]])
+    watch.received(0, [["Goodbye", 7, 7, 2, None]])
     watch.lost(0, "its connection closed")
     watch.tick()
     assert not ends  # the last sums are on their way to a worker with a slow link
@@ -52,7 +52,7 @@ def test_a_server_stuck_with_a_lost_rank_is_ended():
         abort=ended.append,
     )
     watch.received(0, [["Answer", 7, 9, 6, False, None], ["RankLost", 1, "it is silent", None]])
-    watch.received(0, [["Goodbye", 6, 2, [0, "rank 0 ended"]]])
+    watch.received(0, [["Goodbye", 6, 6, 2, [0, "rank 0 ended"]]])
     watch.tick()
     assert not ended  # outside of a collective it comes by to hear of it
     watch.enter_collective()
