@@ -1,6 +1,7 @@
 """Which batch a forward belongs to is told by evidence; by the order, only for drawn indices."""
 
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -8,6 +9,7 @@ import torch
 from evenstep.exceptions import EvenstepWarning
 from evenstep.torch._step._blind import BlindWatch
 from evenstep.torch._step._containers import input_size
+from evenstep.torch._step._output_looks import OutputWatch
 from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 
 
@@ -280,3 +282,16 @@ def test_fetching_while_the_optimizer_steps_is_no_training_without_weights(recwa
 
     with pytest.warns(EvenstepWarning, match="No backward came"):
         watch.handed_out(20, 0, lambda: 1)
+
+
+@pytest.mark.parametrize(("units", "compares"), [(None, False), (300.0, True)])
+def test_by_cost_means_over_samples_are_not_compared(units, compares):
+    """A rank with fewer samples has longer ones, and what those give is no matter of their number.
+
+    Means over tokens are: all ranks have many.
+    """
+    plan = SimpleNamespace(batch_size=(16, 16), costs="of lengths")
+    step = StepUnderWay(0, 20, 32, 0.0, None, units=units, plan=plan)
+    OutputWatch(None, compares=True).begin_step(step)
+
+    assert step.compares is compares

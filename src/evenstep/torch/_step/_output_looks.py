@@ -128,12 +128,15 @@ class OutputWatch:
 
     def begin_step(self, step: StepUnderWay) -> None:
         """Decide, alike on all ranks, whether the scales of a step are compared."""
-        if not self._compares or step.plan is None:
-            self.resting = step.plan
-        elif len(set(step.plan.batch_size)) == 1 and step.plan.costs is None:
+        plan = step.plan
+        # By cost, a rank with fewer samples has longer ones, whose gradients may be others.
+        confounds = plan is not None and plan.costs is not None and step.units is None
+        if not self._compares or plan is None or confounds:
+            self.resting = plan
+        elif len(set(plan.batch_size)) == 1 and plan.costs is None:
             self._num_equal += 1
             step.compares = self._num_equal <= _EQUAL_STEPS
-            self.resting = None if step.compares else step.plan
+            self.resting = None if step.compares else plan
         else:
             self._num_unequal += 1
             step.compares = self._num_unequal <= _UNEQUAL_STEPS or not self._num_unequal % _EVERY
