@@ -188,9 +188,9 @@ def scales(news):
     return LossScales(alone, refuse=news.append, warn=news.append)
 
 
-def compare(scales, slopes, *, left_out=()):
+def compare(scales, slopes, *, left_out=(), first=0):
     """Have both ranks tell of many steps, by one slope for each output."""
-    for step in range(60):
+    for step in range(first, first + 60):
         sizes = (44.0, 20.0) if step % 2 else (22.0, 42.0)
         for rank, size in enumerate(sizes):
             if (rank, step) not in left_out:
@@ -230,3 +230,12 @@ def test_steps_that_not_all_have_told_of_are_forgotten(scales, news):
     compare(scales, [1.0], left_out={(1, step) for step in range(0, 60, 5)})
 
     assert len(news) == 1
+
+
+def test_a_loss_that_becomes_another_one_is_refused_then(scales, news):
+    """As one whose second term grows, from nothing."""
+    compare(scales, [0.0])
+    compare(scales, [1.0], first=60)
+
+    assert len(news) >= 1
+    assert 'loss_reduction="sum"' in news[0].text

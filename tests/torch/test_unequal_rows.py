@@ -17,6 +17,7 @@ def test_an_error_about_a_fixed_batch_size_has_a_note_with_the_sizes():
         assert noted.keys() == {
             ("labels_of_a_fixed_size", "unequal"),
             ("mask_of_two_views", "unequal"),
+            ("noise_before_the_forward", "unequal"),
         }
         assert all(len(texts) == 1 for texts in noted.values())
         text = noted["mask_of_two_views", "unequal"][0]

@@ -27,7 +27,12 @@ def own_mistake(out: torch.Tensor) -> None:
     raise ValueError("no file 1234.jpg")
 
 
-MISTAKES = (labels_of_a_fixed_size, mask_of_two_views, own_mistake)
+def noise_before_the_forward(x: torch.Tensor) -> None:
+    x + torch.zeros(BATCH_SIZE, 64)
+
+
+EARLY = (noise_before_the_forward,)
+MISTAKES = (labels_of_a_fixed_size, mask_of_two_views, own_mistake, *EARLY)
 
 
 def train(policy: object, step: object) -> None:
@@ -37,8 +42,11 @@ def train(policy: object, step: object) -> None:
     with Balancer(policy=policy, runtime=runtime) as balancer:
         model, loader = balancer.prepare(torch.nn.Linear(64, 32), loader)
         for (x,) in loader:
+            if step in EARLY:
+                step(x)
             out = model(x)
-            step(out)
+            if step not in EARLY:
+                step(out)
             out.square().mean().backward()
 
 
@@ -49,7 +57,7 @@ def notes_of(rank: int) -> dict[tuple[str, str], list[str]]:
         for name, policy in {"unequal": Fixed((22, 2)), "equal": "equal"}.items():
             try:
                 train(policy, mistake)
-            except (ValueError, IndexError) as error:
+            except (ValueError, IndexError, RuntimeError) as error:
                 found[mistake.__name__, name] = getattr(error, "__notes__", [])
             dist.barrier()
     return found

@@ -154,6 +154,7 @@ class LossScales:
         self._told: dict[int, dict[int, tuple[ScaleRow, ...]]] = {}  # by step and rank
         self._trials: dict[tuple[int, int], LossTrial] = {}
         self._found: dict[tuple[int, int], Slope] = {}
+        self._has_warned = False
         self._said = "mean"
         self._at_random = False
 
@@ -174,9 +175,10 @@ class LossScales:
                 return
             del self._told[step]
             news = self._judge(told)
-        if news == "between":
+        if news == "between" and not self._has_warned:
+            self._has_warned = True
             self._warn(f"Up to step {step}, {_SEEN} {_FOUND[news][0]}. {_FOUND[news][1]}")
-        elif news is not None:
+        elif news not in (None, "between"):
             self._refuse(LossRefused(_refusal(self._said, news, step)))
 
     def _judge(self, told: Mapping[int, tuple[ScaleRow, ...]]) -> str | None:
@@ -187,13 +189,14 @@ class LossScales:
         for rank, rows in told.items():
             for model, output, *column in rows:
                 columns[model, output][:, rank] = column
-        new = {
-            key: found
-            for key in columns.keys() - self._found.keys()
-            if (found := self._trial(key).add(*columns[key])) is not None
-        }
-        self._found |= new
-        others = set(new.values()) - {self._said}
+        news: set[str] = set()
+        for key in columns:
+            found = self._trial(key).add(*columns[key])
+            if found is not None:
+                del self._trials[key]  # a loss may become another one: the next steps begin anew
+                news |= {found} - {self._found.get(key)}
+                self._found[key] = found
+        others = news - {self._said}
         if others <= {"between"}:
             return "between" if others else None
         return "mixed" if self._said in self._found.values() else max(others)
@@ -205,7 +208,10 @@ class LossScales:
 
 
 _SEEN = "gradients at the model's output, compared between ranks with unlike numbers of samples,"
-_MIXED = 'use `prepare(..., weighting="loss")` and `balancer.weight(means) + sums`.'
+_MIXED = (
+    'use `prepare(..., weighting="loss")` and `balancer.weight(means) + sums`, with `unit=` if the '
+    "means are over targets or class weights."
+)
 _PAIRS = (
     "If it compares the samples of a batch with each other, as contrastive losses do, use "
     '`policy="equal"`.'

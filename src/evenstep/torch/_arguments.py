@@ -101,8 +101,8 @@ def check_forwarded(side: SideGroup | Alone | None, *, begun: bool) -> None:
             "Balancer.weight(loss)",
             "come after a forward of what `prepare` returned, which averages gradients over ranks",
             "a step without one",
-            "Call the prepared model itself and not `model.module` or a part of it: give its "
-            "`forward` an argument that says what to compute.",
+            "Call the prepared model itself, `model(x)`, not `model.forward(x)`, `model.module` or "
+            "a part of it: give its `forward` an argument that says what to compute.",
         )
 
 

@@ -89,8 +89,9 @@ class Others:
             f"An optimizer trains parameters of shape {tuple(parameter.shape)} that belong to no "
             f"prepared model, in a loop over a prepared loader. Their gradient is not weighted, so "
             f"it depends on how batches are split. Prepare that model too, "
-            f"`balancer.prepare(model, other, loader)`, or use `prepare(..., weighting='loss')` "
-            f"and `balancer.weight(loss)`.",
+            f"`balancer.prepare(model, other, loader)`, which averages its gradient over ranks as "
+            f"well. If it is in a DDP of its own, `prepare(..., weighting='loss')` and "
+            f"`balancer.weight(loss)` do too.",
             EvenstepWarning,
             stacklevel=2,
         )

@@ -157,7 +157,7 @@ class PartCalls:
                 what = f"What a forward hook on `{name}` was given"
                 self._hooked += [(what, one) for one in tensors_in((inputs, output))]
             return
-        what = f"`{name}` was called outside of the model that it is a part of"
+        what = f"`{name}` was called outside of the model, or by `forward` in place of `model(x)`"
         for tensor in tensors_in(output):
             if tensor.grad_fn is not None:
                 tensor.register_hook(lambda gradient: self._passed(what))  # type: ignore[no-untyped-call]

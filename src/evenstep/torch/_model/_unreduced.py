@@ -16,7 +16,7 @@ from ._weighting import Backward
 _MESSAGE = (
     "A second backward has come after one forward of a model in DDP, which averages gradients over "
     "ranks in the first one alone: what the second adds differs from rank to rank, in plain DDP "
-    "too. Add the losses up, and call `backward` once."
+    "too. Add the losses up, and call `backward` once, or make a forward for each backward."
 )
 
 

@@ -53,8 +53,9 @@ class BlindWatch:
             warnings.warn(
                 f"No backward came through a balanced model in the last {_BLIND_STEPS} steps, so "
                 f"their gradients were not weighted and nothing was measured. Call the model that "
-                f"`prepare` returned, not its `.module`, whose gradients nothing averages. With "
-                f"`weighting='loss'`, use `balancer.weight(loss)` as well.",
+                f"`prepare` returned by `model(x)`, not `model.module(x)`, whose gradients nothing "
+                f"averages, and not `model.forward(x)`. With `weighting='loss'`, use "
+                f"`balancer.weight(loss)` as well.",
                 EvenstepWarning,
                 stacklevel=2,
             )

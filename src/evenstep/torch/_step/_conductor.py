@@ -408,6 +408,12 @@ class StepConductor:
         return None if self._step is None else self._step.num_samples
 
     @property
+    def newest_num_samples(self) -> int | None:
+        """Samples of this rank in the newest step that was handed out; None before the first."""
+        step = self._steps.get(self._loop.newest)
+        return None if step is None else step.num_samples
+
+    @property
     def num_samples_seen(self) -> tuple[int, int]:
         """Samples that this rank trained on: in the run, and in its newest step with a backward."""
         step, (total, newest) = self._step, self._seen

@@ -18,7 +18,7 @@ from ._tickets import Ticket
 # Scales are compared while that is new, and now and then, however late sizes begin to differ.
 _EQUAL_STEPS = 8  # they show the noise
 _UNEQUAL_STEPS = 64
-_EVERY = 32
+_EVERY = 16
 _CHUNK = 1 << 14  # elements that are copied at once, in the cache
 
 

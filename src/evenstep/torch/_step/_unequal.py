@@ -31,7 +31,7 @@ def note_sizes(error: BaseException, steps: StepConductor) -> None:
     As where labels or masks are made for `args.batch_size` rows. Errors of evenstep's own say what
     there is to say.
     """
-    sizes, num_samples = _sizes(steps), steps.num_samples
+    sizes, num_samples = _sizes(steps), steps.newest_num_samples  # its loop may be over by now
     equal = sum(sizes) // len(sizes) if sizes else 0
     if not equal or num_samples in (None, 0, equal) or not isinstance(error, _OF_SHAPES):
         return
