@@ -180,7 +180,7 @@ CASES: dict[str, tuple[Callable[[], None], str]] = {
     "term weighted twice": (term_weighted_twice, "be given a loss of which no term is weighted"),
     "weight past the prepared model": (
         weight_past_the_prepared_model,
-        "got a step without one. Call the prepared model itself, `model(x)`, not `model.forward(x)`",
+        "got a step without one. Call the prepared model itself, `model(x)`, not `model.forward",
     ),
     "output without a gradient": (output_without_a_gradient, "return a tensor that needs a grad"),
     "output fed back": (output_fed_back, "without other parameters in between"),
