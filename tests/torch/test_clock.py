@@ -284,7 +284,7 @@ def test_a_device_is_asked_on_the_thread_that_trains(is_late):
         def wait(self, mark):
             """Come back at once."""
 
-    line = SimpleNamespace(report=lambda step, made, *, is_urgent: sent.append(made))  # unasked
+    line = SimpleNamespace(report=lambda step, made, **_: sent.append(made))  # unasked
     Clock.is_late = is_late
     meter = StepMeter(Clock())
     reporter = Reporter(line, meter, CompileWatch(), (), exact=False)
@@ -304,7 +304,7 @@ def test_a_device_is_asked_on_the_thread_that_trains(is_late):
 class Straight(list):
     """Makes a report at once, and keeps it."""
 
-    def report(self, step, made, *, is_urgent=False):
+    def report(self, step, made, **_):
         self.extend(made())
 
 

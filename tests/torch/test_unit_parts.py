@@ -65,7 +65,7 @@ class Idle:
         self.losses = self
         self.reports = []
 
-    def report(self, step, made, *, is_urgent):
+    def report(self, step, made, **_):
         self.reports += made()[-1].reports
 
     def check_way(self):

@@ -120,7 +120,8 @@ class StepConductor:
         identifies = tells_samples or not self._is_alone
         self._tickets = Tickets(identifies=identifies, counts_rows=loss_reduction == "mean")
         self._outputs = OutputWatch(exchange, compares=at_random is not None and not self._is_alone)
-        exchange.scales.open(loss_reduction, at_random=bool(at_random))
+        if at_random is not None:
+            exchange.scales.open(loss_reduction, at_random=at_random)
         self._blind = BlindWatch(versions)
         self._peers = () if peers is None else (peers,)
         heard = partial(heard_by, (watch, *observers))
