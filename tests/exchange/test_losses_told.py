@@ -176,6 +176,14 @@ def test_what_is_no_scale_is_left_out(bad):
     assert found == "sum"
 
 
+@pytest.mark.parametrize("bad", [math.inf, math.nan])
+def test_a_scale_without_a_known_variance_is_left_out(bad):
+    """Of both ranks, even: nothing is decided, and nothing fails."""
+    trial = LossTrial(2, at_random=True)
+
+    assert trial.add(np.array([44.0, 20.0]), np.array([44.0, 20.0]), np.full(2, bad)) is None
+
+
 @pytest.fixture
 def news():
     return []

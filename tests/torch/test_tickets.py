@@ -9,7 +9,7 @@ import torch
 from evenstep.exceptions import EvenstepWarning
 from evenstep.torch._step._blind import BlindWatch
 from evenstep.torch._step._containers import input_size
-from evenstep.torch._step._output_looks import OutputWatch
+from evenstep.torch._step._output_looks import OutputWatch, look_at
 from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 
 
@@ -295,3 +295,19 @@ def test_by_cost_means_over_samples_are_not_compared(units, compares):
     OutputWatch(None, compares=True).begin_step(step)
 
     assert step.compares is compares
+
+
+@pytest.mark.parametrize("size", [1e-170, 1.0, 1e170])
+def test_gradients_of_any_size_are_compared_or_left_out(size):
+    """In double precision, the square of a small number is 0 and that of a large one infinite."""
+    sent, looks = [], []
+    watch = OutputWatch(SimpleNamespace(tell=sent.extend), compares=True)
+    step = StepUnderWay(0, 4, 8, 0.0, None)
+    look_at(torch.full((4, 3), size, dtype=torch.float64), looks, output=0)
+    watch.note(0, Ticket(step, 4, 1.0, 1.0, is_last=True), looks)
+    watch.read()
+    watch.tell()
+
+    rows = [row for told in sent for row in told.rows]
+    assert len(rows) == (size < 1e100)
+    assert all(row[2] == pytest.approx(12 * size) and 0 <= row[4] < 1 for row in rows)

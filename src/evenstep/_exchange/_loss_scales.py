@@ -79,7 +79,8 @@ class LossTrial:
             size: ``(world_size,)``, samples or other units behind each.
             variance: ``(world_size,)``, of the scale's natural logarithm.
         """
-        counts = np.isfinite(scale) & (scale > 0.0) & (size >= _LEAST_PART)
+        counts = np.isfinite(scale) & np.isfinite(variance)
+        counts &= (scale > 0.0) & (size >= _LEAST_PART)
         if counts.sum() < 2:
             return None
         weight = np.where(counts, 1.0 / np.maximum(variance, _LEAST_VARIANCE), 0.0)

@@ -109,9 +109,14 @@ class _OutputScale(torch.autograd.Function):
         if weight == 0.0:  # a mean over nothing has a gradient of NaN, and 0 * NaN is NaN
             return torch.zeros_like(grads[0]), None, None, None, None
         # Of a loss, as the script multiplies it: its own gradient is nothing but that factor.
-        seen = grads[0] if ctx.loss is None else ctx.loss.float() * grads[0].float()
+        seen = grads[0] if ctx.loss is None else _single(ctx.loss) * _single(grads[0])
         look_at(seen, ctx.use.looks, output=ctx.number, is_half=grads[0].dtype == torch.float16)
         return grads[0] if weight == 1.0 else grads[0] * weight, None, None, None, None
+
+
+def _single(value: torch.Tensor) -> torch.Tensor:
+    """Return ``value``, in single precision at least: products of halves overflow."""
+    return value.float() if value.itemsize == 2 else value
 
 
 class EvenstepOutputThatSharesMemory_CloneItFirst(_OutputScale):  # torch's error has the name

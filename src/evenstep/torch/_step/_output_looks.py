@@ -156,7 +156,7 @@ class OutputWatch:
             self.unread.popleft()
             if not math.isfinite(values[0]):
                 self._exchange.not_finite.tell(ticket.step.number, is_half=look.is_half)
-            elif look.output is not None and ticket.num_samples and values[0]:
+            elif look.output is not None and values[0] and values[1] < math.inf:
                 self._collect((model, look.output), ticket, *values)
 
     def tell(self) -> None:
@@ -169,6 +169,8 @@ class OutputWatch:
         self._exchange.tell([ScalesTold(step.number, tuple(rows))])
 
     def _collect(self, key: tuple[int, int], ticket: Ticket, scale: float, squares: float) -> None:
+        if not ticket.num_samples:
+            return  # a stand-in
         if ticket.step is not self._step:
             self.tell()
             self._step = ticket.step
@@ -187,7 +189,7 @@ def _mean_of_logs(parts: Mapping[Ticket, tuple[float, float]]) -> tuple[float, f
     for ticket, (scale, squares) in parts.items():
         logs += math.log(scale)
         sizes += math.log((ticket.num_samples if ticket.units is None else ticket.units) or 1.0)
-        ratio, n = squares / scale**2, ticket.num_samples
-        variance += 1.0 / n if ratio == 1.0 else max(ratio - 1.0 / n, 0.0)
+        ratio, n = squares / scale / scale, ticket.num_samples  # the square may be too small
+        variance += 1.0 / n if math.isclose(ratio, 1.0) else max(ratio - 1.0 / n, 0.0)
     count = len(parts)
     return math.exp(logs / count), math.exp(sizes / count), variance / count**2
