@@ -69,6 +69,7 @@ def test_rank_0_answers_to_the_end_of_the_last_step(star):
     closing, _ = in_thread(both[0].close)
     closing.join(0.2)
     theirs = all_claims(both[1], 0)
+    report(both[1], 0, [])
     closing.join(5)
 
     assert mine + theirs == 8

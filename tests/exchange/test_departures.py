@@ -1,14 +1,16 @@
 """Ranks that end their run before the others: who hears of it, and when it is a loss."""
 
 import socket
+import threading
 from contextlib import contextmanager
 
 import pytest
 
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
+from evenstep.events import StepMeasured
 
-from .exchanges import PLAIN
+from .exchanges import PLAIN, pairs, report, reports_of
 
 
 @contextmanager
@@ -61,3 +63,23 @@ def test_a_rank_that_nobody_needs_is_no_loss():
 
         assert not first.losses.is_broken
         assert not other.losses.is_broken
+
+
+@pytest.mark.parametrize("told", ["reports", "ends"])
+def test_rank_0_ends_with_the_last_reports_of_all(told):
+    """It comes first to its end, with what others did not yet send: the last steps are measured."""
+    with pairs() as make:
+        (first, other), emitted = make(heartbeat_s=1.0)
+        report(first, 0, reports_of(0, 0, 8))
+        closing = threading.Thread(target=first.close)
+        closing.start()
+        closing.join(0.2)  # long enough to end too early
+        if told == "reports":
+            report(other, 0, reports_of(1, 0, 8))
+        else:
+            other.close()
+        closing.join(5)
+        steps = [event.step for event in list(emitted.queue) if isinstance(event, StepMeasured)]
+
+        assert not closing.is_alive()
+        assert steps == [0] * (told == "reports")

@@ -199,10 +199,11 @@ def test_ctrl_c_ends_with_the_summary():
 
 
 ENDS_OPEN = """
-import atexit, threading  # what is registered before torch is loaded is called after the watch's
+import atexit, sys, threading  # before torch is loaded: called after the watch's
 
 def left():
-    print("LEFT", [one.name for one in threading.enumerate() if "evenstep" in one.name], flush=True)
+    names = [one.name for one in threading.enumerate() if "evenstep" in one.name]
+    sys.stdout.write(f"LEFT {names}\\n")  # at once: both ranks have the one pipe
 
 atexit.register(left)
 import torch

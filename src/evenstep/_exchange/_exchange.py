@@ -34,6 +34,7 @@ from ._ways import Ways
 
 _LOGGER = logging.getLogger("evenstep")
 _LAST_CLAIMS_S = 30.0  # at the close, for a rank that left its last step in the middle
+_LAST_REPORTS_S = 10.0  # at the close, for what others hold: they send it with their next heartbeat
 
 
 class Exchange:
@@ -256,7 +257,8 @@ class Exchange:
         """Say goodbye and stop. May be called again.
 
         Where no rank waits for a device, or for gradients that are only accumulated, others may
-        still claim what is left of the last step: rank 0 answers until they are through.
+        still claim what is left of the last step: rank 0 answers until they are through. It stays
+        for the last reports of all, too, unless an error ended its run.
         """
         self.losses.leave_collective()
         for rider in self._answers.riders:
@@ -264,6 +266,8 @@ class Exchange:
         if self._channel is not None:
             self.report_all()
             self._router.wait(self._are_through, limit_s=_LAST_CLAIMS_S)
+            if self._router.rank == 0 and not self.losses.has_failed:
+                self._router.wait(self._has_all_reports, limit_s=_LAST_REPORTS_S)
             self._router.to_everyone(self.losses.goodbye(self.num_loops))
             self._router.close()
             self._channel = None
@@ -333,6 +337,11 @@ class Exchange:
     def _plan_of(self, step: int) -> Plan:
         """Return the plan of a step which some rank has begun: it was published."""
         return self._answers.plan(self._index_of(step))
+
+    def _has_all_reports(self) -> bool:
+        """Tell whether rank 0 has what all ranks report of its last step, or ever will."""
+        gone = len(self.losses.left) == self._router.world_size - 1
+        return gone or self._answers.newest_done >= self.last_step
 
     def _are_through(self) -> bool:
         """Tell whether no rank will claim more of a step that this rank has done its part of."""

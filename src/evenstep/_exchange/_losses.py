@@ -131,6 +131,11 @@ class Losses:
         """Who has ended its run, as far as this rank has heard."""
         return self._left.keys()
 
+    @property
+    def has_failed(self) -> bool:
+        """Whether an error ended this rank's run."""
+        return self._failed is not None
+
     def failure_of(self, rank: int) -> tuple[int, str] | None:
         """Return who is to blame that a rank has ended its run, and why; None if it just ended."""
         return self._left[rank].failed
