@@ -38,15 +38,6 @@ class StepCount:
         if not self.begun:  # plans are numbered by the steps
             self.value = max(self.value, step)
 
-    def check_turn(self, step: int) -> None:
-        """Raise unless ``step`` is the next one: another loader has taken steps meanwhile."""
-        if step != self.value:
-            raise RuntimeError(
-                "Another loader of this balancer was iterated meanwhile. Every iteration is a step "
-                "of the whole cluster, so loaders take turns: end one loop before the next, or "
-                "make one loader of both data sets."
-            )
-
     def left(self, *, used: bool) -> None:
         """Warn once of a step that a loop left before its last micro-batch, after a backward."""
         if self.has_warned or not used:
@@ -60,6 +51,15 @@ class StepCount:
             EvenstepWarning,
             stacklevel=4,
         )
+
+
+def out_of_turn() -> RuntimeError:
+    """Return the error of a loop whose next step another loader has taken."""
+    return RuntimeError(
+        "Another loader of this balancer was iterated meanwhile. Every iteration is a step "
+        "of the whole cluster, so loaders take turns: end one loop before the next, or "
+        "make one loader of both data sets."
+    )
 
 
 def with_units(
@@ -101,6 +101,22 @@ class Attempts(Protocol):
     ) -> torch.Tensor:
         """Return the mean loss over this rank's samples of a step, by its number; detached."""
         ...
+
+
+def check_probed(attempts: Attempts | None) -> None:
+    """Raise where a trial of what fits is still to come, and the user's own loop leaves it out.
+
+    Raises:
+        ValueError: it is.
+    """
+    if attempts is not None and attempts.probes:
+        raise invalid(
+            "Bounds(max='probe')",
+            "be used with `step.backward(closure)`, which can try what fits",
+            "a loop over the step's micro-batches",
+            "Write `for step in loader.steps(): step.backward(lambda batch: ...)`, or give "
+            "`Bounds(max=...)` a number.",
+        )
 
 
 class Portions(Protocol):
@@ -233,14 +249,7 @@ class Step:
         return self._attempts.run(self._number, self._portions.whole(), closure, through)
 
     def __iter__(self) -> Iterator[Any]:
-        if self._attempts is not None and self._attempts.probes:
-            raise invalid(
-                "Bounds(max='probe')",
-                "be used with `step.backward(closure)`, which can try what fits",
-                "a loop over the step's micro-batches",
-                "Write `for step in loader.steps(): step.backward(lambda batch: ...)`, or give "
-                "`Bounds(max=...)` a number.",
-            )
+        check_probed(self._attempts)
         for part, is_last in self._portions:
             self.is_left = not is_last
             self._listener.begin_forward(self._number, part, is_last=is_last)

@@ -41,12 +41,8 @@ class Assigned(NamedTuple):
     sizes: tuple[IntArray, ...] | None = None
 
 
-def counted(plan: Plan) -> Assigned:
+def checksum_of(plan: Plan) -> int:
     """Return what a rank tells of its samples where no costs are known."""
-    return Assigned(None, _of_plan(plan))
-
-
-def _of_plan(plan: Plan) -> int:
     return plan.epoch + 1  # of which there are no two with other sizes
 
 
@@ -133,7 +129,7 @@ class CostDeal:
             of = [tuple(one * len(some) // num for one in work.own) for some in (equal, counted)]
             work = Work(work.own, *of)
         found = None if plan.costs is None else self._assignment(plan, first, num_samples)
-        checksum = _of_plan(plan) if found is None else found.checksum
+        checksum = checksum_of(plan) if found is None else found.checksum
         return Assigned(work, checksum, tuple(map(self._costs.sizes, own)))
 
     def _assignment(self, plan: Plan, first: int, num_samples: int) -> Assignment | None:

@@ -15,7 +15,7 @@ from ....claims._step_claims import Claim
 from ....exceptions import invalid
 from ....solve._cut import cut
 from ....solve._deal import Deal
-from ._by_cost import Assigned, CostDeal, counted
+from ._by_cost import Assigned, CostDeal
 
 
 class StepSpan(NamedTuple):
@@ -149,6 +149,9 @@ class PlanBook:
         rank: this process.
         global_batch_size: samples of a full step.
         by_cost: assigns samples under plans that have costs; None where no plan has.
+
+    Attributes:
+        only: the plan that is in force, if no later one is known.
     """
 
     def __init__(
@@ -159,6 +162,7 @@ class PlanBook:
         self._global_batch_size = global_batch_size
         # Replaced and never changed, so that reading it needs no lock.
         self._entries: tuple[DealtPlan, ...] = ()
+        self.only: Plan | None = None
         self._early: list[Plan] = []
 
     def on_plan(self, plan: Plan, *, now: int = 0) -> bool:
@@ -207,7 +211,7 @@ class PlanBook:
 
     def _forget(self, now: int) -> None:
         while len(self._entries) > 1 and self._entries[1].plan.first_step <= now:
-            self._entries = self._entries[1:]
+            self._put(self._entries[1:])
 
     def share(self, span: StepSpan, *, whole: bool) -> Share | None:
         """Return this rank's part of a step; None while no plan is in force.
@@ -215,9 +219,9 @@ class PlanBook:
         With ``whole`` it goes through one forward, however large it is. By cost, None as well
         while the order of the step is not drawn.
         """
-        if not self._entries:
+        if not (entries := self._entries):
             return None
-        entry = self._in_force(span)
+        entry = entries[0] if len(entries) == 1 else self._in_force(span)
         if entry.plan.costs is not None:
             assert self._by_cost is not None
             parts = self._by_cost.parts(entry.plan, span.first, span.num_samples)
@@ -253,16 +257,15 @@ class PlanBook:
     def assigned(
         self, span: StepSpan, *, whole: bool, lengths: Sequence[IntArray] | None = None
     ) -> Assigned:
-        """Return what ranks compare of a step, and what this one computes of it by cost.
+        """Return what ranks compare of a step by cost, and what this one computes of it.
 
         Args:
             span: the step.
             whole: whether a rank has one forward.
             lengths: of its samples, forward by forward, where they are seen in time.
         """
+        assert self._by_cost is not None
         plan = self._in_force(span).plan
-        if self._by_cost is None:
-            return counted(plan)
         sizes = plan.batch_size if span.num_samples == self._global_batch_size else None
         parts = self.slots(span, whole=whole)
         return self._by_cost.assigned(plan, parts, span.first, span.num_samples, sizes, lengths)
@@ -286,7 +289,10 @@ class PlanBook:
         return entries[0]
 
     def _append(self, plan: Plan, deal: Deal) -> None:
-        self._entries = (*self._entries, DealtPlan(self._rank, plan, deal))
+        self._put((*self._entries, DealtPlan(self._rank, plan, deal)))
+
+    def _put(self, entries: tuple[DealtPlan, ...]) -> None:
+        self._entries, self.only = entries, entries[0].plan if len(entries) == 1 else None
 
     def _sizes(self, plan: Plan) -> IntArray:
         if sum(plan.batch_size) != self._global_batch_size:

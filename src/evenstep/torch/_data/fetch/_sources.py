@@ -122,24 +122,22 @@ class InlineSource:
         assert share is not None  # the plan of this step is in force
         assert indices is not None  # and its part of the order is drawn
 
-        def samples(slots: IntArray) -> list[Any]:
-            fetched = fetch(self._loader.dataset, indices[slots].tolist())
-            self.counts.requested += len(fetched)
-            self.counts.used += len(fetched)
-            return fetched
-
-        begun = samples(share.begun)
-        parts = [
-            MicroBatch(self._collated(begun[place]), size)
-            for place, size in zip(share.places, share.forwards, strict=True)
-        ]
+        loader, pin, counts, parts = self._loader, self._pin, self.counts, []
+        begun = fetch(loader.dataset, indices[share.begun].tolist())
+        counts.requested += len(begun)
+        counts.used += len(begun)
+        for place, size in zip(share.places, share.forwards, strict=True):
+            parts.append(MicroBatch(pin(loader.collate_fn(begun[place])), size))
         return parts, Feed(  # further ones come as soon as they are asked for
             request=lambda slots: True,
             fetch_s=lambda num_samples: 0.0,
-            batch=lambda slots: self._collated(samples(slots)),
+            batch=lambda slots: self._further(indices[slots].tolist()),
         )
 
-    def _collated(self, samples: list[Any]) -> Any:
+    def _further(self, indices: list[Any]) -> Any:
+        samples = fetch(self._loader.dataset, indices)
+        self.counts.requested += len(samples)
+        self.counts.used += len(samples)
         return self._pin(self._loader.collate_fn(samples))
 
     def end(self) -> None:

@@ -6,6 +6,8 @@ import copy
 import gc
 import warnings
 from collections.abc import Callable
+from itertools import repeat
+from operator import getitem
 from typing import Any
 
 import torch
@@ -24,7 +26,7 @@ def fetch(dataset: Any, wanted: Wanted) -> list[Any]:
         return _fetch_seeded(dataset, wanted)
     indices: Any = wanted
     if not getattr(dataset, "__getitems__", None):
-        return [dataset[index] for index in indices]
+        return list(map(getitem, repeat(dataset), indices))
     samples = list(dataset.__getitems__(indices))
     if len(samples) != len(indices):
         raise ValueError(

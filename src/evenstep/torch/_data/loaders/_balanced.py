@@ -14,17 +14,26 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from ...._planner import Plan
+from ...._planner import Plan, Work
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
-from .._step import KnownPortions, Portions, Step, with_keys, with_sizes, with_units
-from ..deal._by_cost import Assigned, CostDeal
+from .._protocols import MicroBatch
+from .._step import (
+    KnownPortions,
+    Portions,
+    Step,
+    out_of_turn,
+    with_keys,
+    with_sizes,
+    with_units,
+)
+from ..deal._by_cost import CostDeal, checksum_of
 from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..deal._sample_keys import EpochKeys
 from ..deal._seen_lengths import SeenLengths
 from ..fetch._prefetch import source_of
-from ..fetch._sources import BatchSource, FetchCounts, IndicesOf, seeded
+from ..fetch._sources import BatchSource, Feed, FetchCounts, IndicesOf, seeded
 from ..fetch._with_lengths import CapCheck, measuring, unpacked
 from ..order._epochs import LoopStart, OrderedEpoch, goes_on
 from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
@@ -221,9 +230,10 @@ class BalancedLoader(AbstractStepLoader):
         return OrderedEpoch(self._order.draw(), at.number + 1, skipped)
 
     def _read_on(self, *, whole: bool) -> None:
-        self._starts.append(LoopStart(self._next_step, self._at, self._at.steps_taken))
+        self._starts.append(LoopStart(self._loops.next_step, self._at, self._at.steps_taken))
         self._ahead = self._spans()
-        self._advance(next(self._spans(), None))
+        if (span := next(self._spans(), None)) is not None:
+            self._draw(span.first)
         indices_of: IndicesOf = self._at.order.blocks.indices
         if self._by_cost is not None:
             equal_forwards = self._equal_forwards(whole=whole)
@@ -252,58 +262,77 @@ class BalancedLoader(AbstractStepLoader):
     def _spans(self) -> Iterator[StepSpan]:
         """Return the steps of the epoch from here on."""
         first = self._at.steps_taken * self._size
-        return spans_of(self._next_step, first, self.num_samples, self._size)
+        return spans_of(self._loops.next_step, first, self.num_samples, self._size)
 
-    def _advance(self, span: StepSpan | None) -> None:
-        """Draw the order past a step, and forget what is before it."""
-        if span is not None:
-            self._at.order.advance(span.first, span.first + 2 * self._size)
+    def _draw(self, first: int) -> None:
+        """Draw the order past the step that begins at a position, and forget what is before it."""
+        self._at.order.advance(first, first + 2 * self._size)
 
-    def _next(self, *, whole: bool) -> Step | None:
-        span = next(self._ahead, None)
-        return None if span is None else self._take(span, whole=whole)
-
-    def _take(self, span: StepSpan, *, whole: bool) -> Step:
-        self._context.count.check_turn(span.step)
+    def _next(self, *, whole: bool) -> Step | MicroBatch | None:
+        if (span := next(self._ahead, None)) is None:
+            return None
+        if span.step != self._context.count.value:
+            raise out_of_turn()
         plan = self._plan_of_next()
         began_s = perf_counter()
-        self._advance(span)
-        with self._lock:
-            if self._problem is not None:
-                raise self._problem
-            if self._book.apply(plan, span.step):
-                self._source.replan()
-        (parts, feed), data_s = self._source.take(span), perf_counter() - began_s
-        lengths: list[IntArray] | None = None
-        if self._seen is not None:
-            parts, lengths = unpacked(parts)
-        assigned = self._assigned(span, lengths, whole=whole)
-        parts = with_sizes(parts, assigned.sizes)
+        if span.first + 2 * self._size > self._at.order.drawn:
+            self._draw(span.first)
+        if self._problem is not None or self._book.only is not plan:
+            self._put_into_force(plan, span.step)
+        parts, feed = self._source.take(span)
+        return self._given(span, plan, parts, feed, data_s=perf_counter() - began_s, whole=whole)
+
+    def _given(
+        self,
+        span: StepSpan,
+        plan: Plan,
+        parts: list[MicroBatch],
+        feed: Feed,
+        *,
+        data_s: float,
+        whole: bool,
+    ) -> Step | MicroBatch:
+        """Return what the loop gets of batches that are here."""
+        work, checksum, units, keys_of = None, checksum_of(plan), None, None
+        if self._by_cost is not None:
+            parts, (work, checksum) = self._assigned(span, parts, whole=whole)
         if self._cap_check is not None:
             self._cap_check.look(parts)
-        parts, units = with_units(parts, self._context.counter)
-        keys_of = None
+        if self._context.counter is not None:
+            parts, units = with_units(parts, self._context.counter)
         if (keys := self._keys) is not None:
             keys_of = lambda slots: keys.at(span.first + slots)  # noqa: E731
             parts = with_keys(parts, list(map(keys_of, self._book.fetched(span, whole=whole))))
-        portions: Portions = KnownPortions(parts)
-        if not whole and (opened := self._book.open_step(span)) is not None:
-            portions = Claimed(
-                parts, span.step, opened, feed=feed, steps=self._loops.steps, keys_of=keys_of
-            )
+        given: Portions | MicroBatch
+        if whole:
+            (given,) = parts
+        elif (opened := self._book.open_step(span)) is not None:
+            steps = self._loops.steps
+            given = Claimed(parts, span.step, opened, feed=feed, steps=steps, keys_of=keys_of)
+        else:
+            given = KnownPortions(parts)
         self._at.steps_taken += 1
         return self._hand_out(
-            portions,
-            span.num_samples,
-            data_s=data_s,
-            units=units,
-            assigned=assigned,
+            given, span.num_samples, data_s=data_s, units=units, work=work, checksum=checksum
         )
 
-    def _assigned(self, span: StepSpan, lengths: list[IntArray] | None, *, whole: bool) -> Assigned:
-        """Return what ranks compare of a step; begin to assign the next that is fetched."""
-        if self._by_cost is None:
-            return self._book.assigned(span, whole=whole)
+    def _put_into_force(self, plan: Plan, step: int) -> None:
+        with self._lock:
+            if self._problem is not None:
+                raise self._problem
+            if self._book.apply(plan, step):
+                self._source.replan()
+
+    def _assigned(
+        self, span: StepSpan, parts: list[MicroBatch], *, whole: bool
+    ) -> tuple[list[MicroBatch], tuple[Work | None, int]]:
+        """Return a step's batches by cost, with what ranks compare of it.
+
+        Begin to assign the next that is fetched.
+        """
+        lengths: list[IntArray] | None = None
+        if self._seen is not None:
+            parts, lengths = unpacked(parts)
         with self._lock:
             end = span.first + span.num_samples
             after = spans_of(span.step + 1, end, self.num_samples, self._size)
@@ -315,7 +344,8 @@ class BalancedLoader(AbstractStepLoader):
                 assert indices is not None, "a step that is handed out was drawn"
                 for slots, seen in zip(self._book.slots(span, whole=whole), lengths, strict=False):
                     self._seen.record(indices[slots], seen)
-            return self._book.assigned(span, whole=whole, lengths=lengths)
+            found = self._book.assigned(span, whole=whole, lengths=lengths)
+        return with_sizes(parts, found.sizes), (found.work, found.checksum)
 
     def _on_plan(self, plan: Plan) -> None:
         with self._lock:

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import abc
 from collections.abc import Callable, Generator, Iterator
-from contextlib import AbstractContextManager, closing, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, TypeVar, final
 
 from torch.utils.data import DataLoader
 
 from ...._diagnosis import Phase
-from ...._planner import Cost, Plan, SampleCosts
+from ...._planner import Cost, Plan, SampleCosts, Work
 from ....exceptions import invalid
-from .._protocols import ANEW, LoaderRanks, LoaderSession, LoaderSteps, StepStart
-from .._step import Attempts, Portions, Step, StepCount
-from ..deal._by_cost import Assigned
+from .._protocols import ANEW, LoaderRanks, LoaderSession, LoaderSteps, MicroBatch, StepStart
+from .._step import Attempts, Portions, Step, StepCount, check_probed
 
 _T = TypeVar("_T")
 _FIXED = (
@@ -110,7 +109,6 @@ class AbstractStepLoader(AbstractLoader):
     _context: StepContext
     _loops: Loops
     _at: Any  # how far the newest loop is
-    _next_step: int  # of the run, by number
     _resume: dict[str, Any] | None = None  # where the next loop goes on
 
     @property
@@ -132,11 +130,11 @@ class AbstractStepLoader(AbstractLoader):
         """
 
     def __iter__(self) -> Iterator[Any]:
-        return _Loop(self._batches())
+        return _Loop(self._items(whole=True))
 
     def steps(self) -> Iterator[Step]:
         """Return an iterator over the epoch's steps, each to be iterated for its micro-batches."""
-        return _Loop(self._steps(whole=False))
+        return _Loop(self._items(whole=False))
 
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands: what was handed out, less what the loop fetched ahead.
@@ -184,8 +182,8 @@ class AbstractStepLoader(AbstractLoader):
         """Have the steps from here on fetched."""
 
     @abc.abstractmethod
-    def _next(self, *, whole: bool) -> Step | None:
-        """Return the next step, for one forward if ``whole``; None at the end of the epoch."""
+    def _next(self, *, whole: bool) -> Step | MicroBatch | None:
+        """Return the next step, or all of it for one forward; None at the end of the epoch."""
 
     @abc.abstractmethod
     def _return_to(self, at: Any) -> None:
@@ -199,12 +197,8 @@ class AbstractStepLoader(AbstractLoader):
     def _close_source(self) -> None:
         """Stop all that reads."""
 
-    def _batches(self) -> Generator[Any, None, None]:
-        with closing(self._steps(whole=True)) as steps:
-            for step in steps:
-                yield from step
-
-    def _steps(self, *, whole: bool) -> Generator[Step, None, None]:
+    def _items(self, *, whole: bool) -> Generator[Any, None, None]:
+        """Yield the batch of each step if ``whole``, else the steps, which yield theirs."""
         self._check_fixed()
         outer = self._at if self._loops.is_nested else None
         with self._loops.begin(self._end_reading, cuts=not whole) as loop:
@@ -212,12 +206,15 @@ class AbstractStepLoader(AbstractLoader):
                 with self._context.session.steps.timed(Phase.INPUT):
                     self._at = at = self._begin_epoch()
                     self._go_on(whole=whole)
-                while (step := self._next(whole=whole)) is not None:
-                    yield step
-                    if step.is_left and self._context.ranks.world_size > 1:
-                        used = self._context.session.steps.next_unused == self._next_step
-                        self._context.count.left(used=used)
-                    del step  # its batch is the loop's alone
+                if whole:
+                    check_probed(self.attempts)
+                while (given := self._next(whole=whole)) is not None:
+                    if isinstance(given, MicroBatch):
+                        yield given.batch
+                    else:
+                        yield given
+                        self._look_whether_left(given)
+                    del given  # its batch is the loop's alone
                     if not self._loops.is_current(loop):
                         self._return_to(at)
                         self._loops.current = loop
@@ -225,6 +222,11 @@ class AbstractStepLoader(AbstractLoader):
             finally:
                 if outer is not None and self._loops.current == loop:
                     self._at = outer
+
+    def _look_whether_left(self, step: Step) -> None:
+        if step.is_left and self._context.ranks.world_size > 1:
+            used = self._context.session.steps.next_unused == self._loops.next_step
+            self._context.count.left(used=used)
 
     def _check_fixed(self) -> None:
         """Raise if the user's loader was changed where nothing guards it.
@@ -239,7 +241,7 @@ class AbstractStepLoader(AbstractLoader):
                 raise _fixed(f"batch_sampler.{name}", before, now)
 
     def _go_on(self, *, whole: bool) -> None:
-        self._next_step = self._context.count.value
+        self._loops.next_step = self._context.count.value
         self._read_on(whole=whole)
 
     def _equal_forwards(self, *, whole: bool) -> bool:
@@ -262,37 +264,40 @@ class AbstractStepLoader(AbstractLoader):
     def _plan_of_next(self) -> Plan:
         """Return the plan of the next step: the plan point."""
         self._context.count.begun = True
-        return self._loops.steps.at(self._next_step)
+        return self._loops.steps.at(self._loops.next_step)
 
     def _hand_out(
         self,
-        portions: Portions,
+        given: Portions | MicroBatch,
         num_samples: int,
         *,
         data_s: float,
         units: float | None,
-        assigned: Assigned | None = None,
-    ) -> Step:
-        """Return the next step of the run, counted and announced.
+        work: Work | None = None,
+        checksum: int = 0,
+    ) -> Step | MicroBatch:
+        """Return the next step of the run, counted and announced; or all of it, for one forward.
 
         Its samples are those of all ranks, its units this rank's; None where they are samples. So
-        is what it was assigned by cost; None where samples are counted.
+        is the work it was assigned by cost; None where samples are counted.
         """
-        context, number = self._context, self._next_step
-        step = Step(
-            portions,
+        loops, context = self._loops, self._context
+        steps, number = loops.steps, loops.next_step
+        context.count.value = loops.next_step = number + 1
+        steps.begin_step(
+            StepStart(number, given.num_samples, num_samples, data_s, units, work, checksum)
+        )
+        if isinstance(given, MicroBatch):
+            steps.begin_forward(number, given, is_last=True)
+            return given
+        return Step(
+            given,
             num_samples,
-            listener=self._loops.steps,
+            listener=steps,
             no_sync=context.no_sync,
             number=number,
             attempts=self.attempts,
         )
-        context.count.value = self._next_step = number + 1
-        start = StepStart(number, step.num_samples, num_samples, data_s, units)
-        if assigned is not None:
-            start = start._replace(work=assigned.work, checksum=assigned.checksum)
-        self._loops.steps.begin_step(start)
-        return step
 
 
 def _fixed(name: str, before: object, now: object) -> ValueError:
@@ -346,10 +351,12 @@ class Loops:
 
     Attributes:
         steps: of the run, once a loop has begun.
+        next_step: of the run, by number, from then on.
         current: number of the loop that the loader stands at, from 1.
     """
 
     steps: LoaderSteps
+    next_step: int
 
     def __init__(self, session: LoaderSession) -> None:
         self._session = session

@@ -18,7 +18,7 @@ from ...._types import IntArray
 from ....exceptions import EvenstepWarning, invalid
 from .._loader_state import StreamForm, StreamPosition
 from .._protocols import MicroBatch
-from .._step import KnownPortions, Step, with_units
+from .._step import KnownPortions, Step, out_of_turn, with_units
 from ..deal._by_cost import Assigned
 from ..deal._stream_deal import StreamDeal
 from ..deal._stream_terms import StreamKind, StreamStock, terms_of
@@ -165,9 +165,10 @@ class StreamLoader(AbstractStepLoader):
         self._stocks = None
         self._reader.close()
 
-    def _next(self, *, whole: bool) -> Step | None:
+    def _next(self, *, whole: bool) -> Step | MicroBatch | None:
         assert self._stocks is not None
-        self._context.count.check_turn(self._next_step)
+        if self._loops.next_step != self._context.count.value:
+            raise out_of_turn()
         stocks = self._stocks()
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
@@ -184,7 +185,7 @@ class StreamLoader(AbstractStepLoader):
             return None
         return self._take(sizes, plan, whole=whole)
 
-    def _take(self, sizes: tuple[int, ...], plan: Plan, *, whole: bool) -> Step:
+    def _take(self, sizes: tuple[int, ...], plan: Plan, *, whole: bool) -> Step | MicroBatch:
         began_s = perf_counter()
         rank, passed = self._ranks.rank, self._terms.passed(sizes)
         forwards, assigned = self._forwards(sizes, plan, whole=whole)
@@ -197,8 +198,14 @@ class StreamLoader(AbstractStepLoader):
         )
         self._at.steps_taken += 1
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
+        work, checksum = (None, 0) if assigned is None else (assigned.work, assigned.checksum)
         return self._hand_out(
-            KnownPortions(parts), sum(sizes), data_s=data_s, units=units, assigned=assigned
+            parts[0] if whole else KnownPortions(parts),
+            sum(sizes),
+            data_s=data_s,
+            units=units,
+            work=work,
+            checksum=checksum,
         )
 
     def _forwards(

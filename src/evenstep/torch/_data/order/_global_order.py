@@ -44,6 +44,7 @@ class EpochOrder:
         drawing: yields those to come, on rank 0.
         blocks: those drawn and not trained on yet.
         key: tells an order that can begin anywhere; None where the indices themselves tell it.
+        drawn: up to where it has been drawn with a block beyond, as far as was asked for.
     """
 
     before: list[int] = field(default_factory=list)
@@ -53,6 +54,7 @@ class EpochOrder:
     drawing: Iterator[IntArray] = field(default_factory=lambda: iter(()))
     blocks: OrderBlocks = field(default_factory=OrderBlocks)
     key: int | None = None
+    drawn: int = 0
 
     def advance(self, position: int, end: int) -> None:
         """Draw the order up to ``end`` and a block beyond, and forget what is before ``position``.
@@ -64,6 +66,8 @@ class EpochOrder:
             assert self.agree is not None
             number = blocks.end // self.block_size
             blocks.append(self.agree(number, lambda: next(self.drawing)), position)
+        is_whole = blocks.end >= self.num_samples
+        self.drawn = _ENDLESS if is_whole else blocks.end - self.block_size
 
     def end(self) -> None:
         """Let go of the sampler's iterator, wherever it stands."""
