@@ -12,6 +12,7 @@ from evenstep.torch import Balancer
 from evenstep.torch._step._clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._meter import BlindMeter, LeadMeter, StepMeter
+from evenstep.torch._step._recorder import Recorder
 from evenstep.torch._step._reporter import Reporter, StepUnderWay
 
 
@@ -28,6 +29,14 @@ class Watch:
         self.now_s += seconds
 
 
+def taken(recorder):
+    """The step's time, as the report has it."""
+    found = []
+    recorder.later(lambda meter: found.append(meter.take()))
+    recorder.settle()
+    return found[0]
+
+
 @pytest.fixture
 def watch():
     return Watch()
@@ -35,7 +44,7 @@ def watch():
 
 def test_waits_are_left_out(watch):
     """Those inside, those after earlier backwards of the step; what follows the last is past it."""
-    meter = StepMeter(HostClock(watch))
+    meter = Recorder(StepMeter(HostClock(watch)))
     meter.begin()
     watch.pass_by(1.0)
     begin = meter.clock.mark()
@@ -47,29 +56,29 @@ def test_waits_are_left_out(watch):
         watch.pass_by(100.0)
         meter.waited()
 
-    assert meter.take().seconds() == pytest.approx(3.0)
+    assert taken(meter).seconds() == pytest.approx(3.0)
 
 
 def test_the_last_gradient_ends_a_backward_that_waited_inside(watch):
     """And the next backward's end is its own again."""
-    meter = StepMeter(HostClock(watch))
+    meter = Recorder(StepMeter(HostClock(watch)))
     meter.begin()
     watch.pass_by(1.0)
     meter.grad_ready()
     watch.pass_by(10.0)
     meter.end()
     meter.waited()
-    first = meter.take().seconds()
+    first = taken(meter).seconds()
     watch.pass_by(1.0)
     meter.end()
 
     assert first == pytest.approx(1.0)
-    assert meter.take().seconds() == pytest.approx(2.0)
+    assert taken(meter).seconds() == pytest.approx(2.0)
 
 
 def test_the_lead_stands_for_the_whole(watch):
     """Five samples in 2 s make 3.2 s of eight; the last backward, with its waits, says nothing."""
-    meter = LeadMeter(HostClock(watch))
+    meter = Recorder(LeadMeter(HostClock(watch)))
     meter.begin()
     watch.pass_by(2.0)
     meter.end()
@@ -82,12 +91,12 @@ def test_the_lead_stands_for_the_whole(watch):
     meter.end()
     meter.waited()
 
-    assert meter.take().seconds() == pytest.approx(3.2)
+    assert taken(meter).seconds() == pytest.approx(3.2)
 
 
 def test_a_wait_within_the_lead_is_left_out_of_it(watch):
     """As that for the others' counts of tokens is, before it is scaled."""
-    meter = LeadMeter(HostClock(watch))
+    meter = Recorder(LeadMeter(HostClock(watch)))
     meter.begin()
     watch.pass_by(1.0)
     begin = meter.clock.mark()
@@ -96,7 +105,7 @@ def test_a_wait_within_the_lead_is_left_out_of_it(watch):
     meter.begin_last(done=4, size=8)
     meter.end()
 
-    assert meter.take().seconds() == pytest.approx(2.0)
+    assert taken(meter).seconds() == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("kind", [StepMeter, LeadMeter])
@@ -113,7 +122,7 @@ def test_a_claim_waits_for_the_device(kind):
         def wait(self, mark):
             waits.append(mark)
 
-    meter = kind(Device())
+    meter = Recorder(kind(Device()))
     meter.begin()
     watch.pass_by(1.0)
     meter.end()
@@ -127,29 +136,29 @@ def test_a_claim_waits_for_the_device(kind):
 
 def test_a_single_micro_batch_has_no_time(watch):
     """Nor has a step without a backward, nor one after a step that had both."""
-    meter = LeadMeter(HostClock(watch))
+    meter = Recorder(LeadMeter(HostClock(watch)))
     meter.begin()
     meter.begin_last(done=4, size=8)
-    without_backward = meter.take()
+    without_backward = taken(meter)
     meter.end()
-    both = meter.take()
+    both = taken(meter)
     meter.begin()
     meter.begin_last(done=0, size=8)
     meter.end()
 
     assert without_backward is None
     assert both is not None
-    assert meter.take() is None
+    assert taken(meter) is None
 
 
 def test_what_cannot_be_told_apart_has_no_time(watch):
     """A plain loop with FSDP2: rather nothing than a time that is mostly waiting."""
-    meter = BlindMeter(HostClock(watch))
+    meter = Recorder(BlindMeter(HostClock(watch)))
     meter.begin()
     watch.pass_by(1.0)
     meter.end()
 
-    assert meter.take() is None
+    assert taken(meter) is None
 
 
 class Queue:
@@ -181,11 +190,11 @@ class Event:
 def test_an_accelerator_is_timed_by_its_own_events():
     """By when work is done, not when it is handed over; and nothing waits for that unasked."""
     queue = Queue()
-    meter = StepMeter(AcceleratorClock(torch.device("xpu"), queue.record))
+    meter = Recorder(StepMeter(AcceleratorClock(torch.device("xpu"), queue.record)))
     meter.begin()
     queue.handed_over_s += 3.0
     meter.end()
-    time = meter.take()
+    time = taken(meter)
     before = time.seconds()
     queue.done_s = 3.0
 
@@ -207,8 +216,9 @@ class Loop:
     def __init__(self) -> None:
         self.now_s = 0.0
         self.num_collectives = 0
-        self.meter = StepMeter(HostClock(lambda: self.now_s), lambda: self.num_collectives)
-        self.meter.timeline.begin(0)
+        clock = HostClock(lambda: self.now_s)
+        self.meter = Recorder(StepMeter(clock), lambda: self.num_collectives)
+        self.meter.next_step(0)
         self.meter.begin()
 
     def go(self, seconds: float) -> None:
@@ -222,7 +232,7 @@ class Loop:
         self.meter.close_gap(Phase.BACKWARD)
         self.go(1.0)
         self.meter.end()
-        time = self.meter.take()
+        time = taken(self.meter)
         assert time is not None
         seconds = time.seconds()
         assert seconds is not None
@@ -260,7 +270,7 @@ def test_one_that_ends_in_a_later_step_takes_nothing_from_it() -> None:
     left = loop.meter.block(Phase.EVALUATION)
     left.__enter__()
     loop.go(5.0)
-    loop.meter.timeline.begin(1)
+    loop.meter.next_step(1)
     loop.meter.begin()
     loop.go(0.5)
     left.__exit__(None, None, None)
@@ -286,7 +296,7 @@ def test_a_device_is_asked_on_the_thread_that_trains(is_late):
 
     line = SimpleNamespace(report=lambda step, made, **_: sent.append(made))  # unasked
     Clock.is_late = is_late
-    meter = StepMeter(Clock())
+    meter = Recorder(StepMeter(Clock()))
     reporter = Reporter(line, meter, CompileWatch(), (), exact=False)
     meter.begin()
     watch.pass_by(2.0)
@@ -310,11 +320,11 @@ class Straight(list):
 
 def test_what_was_noticed_in_a_step_goes_ahead_of_its_times(watch):
     """Rank 0 has both by then, and asks for neither."""
-    sent, meter = Straight(), StepMeter(HostClock(watch))
+    sent, meter = Straight(), Recorder(StepMeter(HostClock(watch)))
     told = {0: ["noticed in 0"], 1: ["noticed in 1"]}
     reporter = Reporter(sent, meter, CompileWatch(), (), exact=False, told=told.pop)
     for step in range(3):
-        meter.timeline.begin(step)
+        meter.next_step(step)
         meter.begin()
         watch.pass_by(1.0)
         meter.end()
@@ -333,10 +343,10 @@ def test_a_model_on_a_stream_of_its_own_is_timed():
     loop, model, sent = Queue(), Queue(), Straight()
     current = [loop]
     clock = AcceleratorClock(torch.device("xpu"), lambda device: current[-1].record(device))
-    reporter = Reporter(sent, meter := StepMeter(clock), CompileWatch(), (), exact=False)
+    reporter = Reporter(sent, meter := Recorder(StepMeter(clock)), CompileWatch(), (), exact=False)
     for step in range(3):
         loop.handed_over_s = loop.done_s = 3.0 * step
-        meter.timeline.begin(step)
+        meter.next_step(step)
         meter.begin()
         current.append(model)
         model.handed_over_s += 3.0

@@ -12,14 +12,28 @@ from evenstep._diagnosis import Phase
 from evenstep.events import StepsAccounted
 from evenstep.torch import Balancer, Checkpoint, Runtime
 
-from .test_clock import AbstractClock, BlindMeter, HostClock, LeadMeter, StepMeter, Watch
+from .test_clock import (
+    AbstractClock,
+    BlindMeter,
+    HostClock,
+    LeadMeter,
+    Recorder,
+    StepMeter,
+    Watch,
+)
 
 
-def told(timeline):
-    """What the timeline says of the steps that are over, in seconds by phase; no zeros."""
+def times(meter, least_s=0.0):
+    """The steps that are over by now, with their times."""
+    meter.settle()
+    return meter.take_times(least_s=least_s)
+
+
+def told(meter):
+    """What the recorder says of the steps that are over, in seconds by phase; no zeros."""
     return [
         (step, {Phase(at).name: us / 1e6 for at, us in enumerate(row) if us})
-        for step, row in timeline.take()
+        for step, row in times(meter)
     ]
 
 
@@ -41,7 +55,7 @@ def plain_step(meter, watch, *, forward_s=1.0):
     watch.pass_by(8.0)
     meter.begin_fetch(in_step=False)
     watch.pass_by(16.0)
-    meter.timeline.go(Phase.INPUT)
+    meter.planned()
     watch.pass_by(32.0)
 
 
@@ -50,44 +64,44 @@ PLAIN = {"FORWARD": 1, "BACKWARD": 2, "REDUCTION": 4, "REST": 8, "PLAN": 16, "IN
 
 def test_each_phase_of_a_plain_step_is_known(watch):
     """From its hand-out to that of the next; the newest has no end yet."""
-    meter = StepMeter(HostClock(watch))
+    meter = Recorder(StepMeter(HostClock(watch)))
     for step in range(2):
-        meter.timeline.begin(step)
+        meter.next_step(step)
         plain_step(meter, watch)
-    meter.timeline.begin(2)
+    meter.next_step(2)
 
-    assert told(meter.timeline) == [(0, PLAIN), (1, PLAIN)]
-    assert told(meter.timeline) == []
+    assert told(meter) == [(0, PLAIN), (1, PLAIN)]
+    assert told(meter) == []
 
 
 def test_no_step_is_lost_whose_report_is_held(watch):
     """A step's account is read with its report: 32 may be held (`test_held_reports.py`)."""
-    meter = StepMeter(HostClock(watch))
+    meter = Recorder(StepMeter(HostClock(watch)))
     for step in range(31 + 32 + 2):  # left for later, held, the one before, the one under way
-        meter.timeline.begin(step)
+        meter.next_step(step)
         plain_step(meter, watch)
 
-    assert [step for step, _ in told(meter.timeline)] == list(range(64))
+    assert [step for step, _ in told(meter)] == list(range(64))
 
 
 @pytest.mark.parametrize(("least_s", "number"), [(100.0, 2), (126.0, 2), (127.0, 3), (1e9, 32)])
 def test_steps_are_told_together_once_they_lasted_so_long_or_are_many(watch, least_s, number):
     """Each lasts 63 s."""
-    meter = StepMeter(HostClock(watch))
+    meter = Recorder(StepMeter(HostClock(watch)))
     for step in range(number):
-        meter.timeline.begin(step)
-        assert meter.timeline.take(least_s=least_s) == []
+        meter.next_step(step)
+        assert times(meter, least_s=least_s) == []
         plain_step(meter, watch)
-    meter.timeline.begin(number)
+    meter.next_step(number)
 
-    assert len(meter.timeline.take(least_s=least_s)) == number
-    assert meter.timeline.take(least_s=least_s) == []
+    assert len(times(meter, least_s=least_s)) == number
+    assert times(meter, least_s=least_s) == []
 
 
 def test_micro_batches_add_up(watch):
     """What comes between one backward and the next forward is own computing, as in its time."""
-    meter = StepMeter(HostClock(watch))
-    meter.timeline.begin(0)
+    meter = Recorder(StepMeter(HostClock(watch)))
+    meter.next_step(0)
     meter.begin()
     for _ in range(2):
         watch.pass_by(1.0)
@@ -97,32 +111,32 @@ def test_micro_batches_add_up(watch):
         watch.pass_by(0.5)
         meter.waited()
         meter.open_gap()
-    meter.timeline.begin(1)
+    meter.next_step(1)
 
-    assert told(meter.timeline) == [(0, {"FORWARD": 2, "BACKWARD": 4, "REDUCTION": 1})]
+    assert told(meter) == [(0, {"FORWARD": 2, "BACKWARD": 4, "REDUCTION": 1})]
 
 
 def test_a_wait_inside_of_computing_is_none_of_it(watch):
     """As in DDP's broadcast of buffers; after it the forward goes on."""
-    meter = StepMeter(HostClock(watch))
-    meter.timeline.begin(0)
+    meter = Recorder(StepMeter(HostClock(watch)))
+    meter.next_step(0)
     meter.begin()
     watch.pass_by(1.0)
     begin = meter.clock.mark()
     watch.pass_by(10.0)
     meter.exclude(begin, meter.clock.mark())
     watch.pass_by(1.0)
-    meter.timeline.begin(1)
+    meter.next_step(1)
 
-    assert told(meter.timeline) == [(0, {"FORWARD": 2, "MEETING": 10})]
+    assert told(meter) == [(0, {"FORWARD": 2, "MEETING": 10})]
 
 
 def test_a_gap_with_a_collective_is_a_meeting(watch):
     """A loss that is averaged for a log before its backward; without one it is own computing."""
     count = 0
-    meter = StepMeter(HostClock(watch), lambda: count)
+    meter = Recorder(StepMeter(HostClock(watch)), lambda: count)
     for step in range(2):
-        meter.timeline.begin(step)
+        meter.next_step(step)
         meter.begin()
         watch.pass_by(1.0)
         meter.open_gap()  # the forward is over
@@ -130,9 +144,9 @@ def test_a_gap_with_a_collective_is_a_meeting(watch):
         watch.pass_by(10.0)
         meter.close_gap(Phase.BACKWARD)
         watch.pass_by(2.0)
-    meter.timeline.begin(2)
+    meter.next_step(2)
 
-    assert told(meter.timeline) == [
+    assert told(meter) == [
         (0, {"FORWARD": 11, "BACKWARD": 2}),
         (1, {"FORWARD": 1, "MEETING": 10, "BACKWARD": 2}),
     ]
@@ -140,50 +154,51 @@ def test_a_gap_with_a_collective_is_a_meeting(watch):
 
 def test_of_blocks_in_each_other_the_outermost_counts(watch):
     """A mean inside of an evaluation is evaluation; after it the rest goes on."""
-    timeline = StepMeter(HostClock(watch)).timeline
-    timeline.begin(0)
-    with timeline.block(Phase.EVALUATION):
+    meter = Recorder(StepMeter(HostClock(watch)))
+    meter.next_step(0)
+    with meter.block(Phase.EVALUATION):
         watch.pass_by(1.0)
-        with timeline.block(Phase.MEAN):
+        with meter.block(Phase.MEAN):
             watch.pass_by(2.0)
         watch.pass_by(4.0)
     watch.pass_by(8.0)
-    timeline.begin(1)
+    meter.next_step(1)
 
-    assert told(timeline) == [(0, {"EVALUATION": 7, "REST": 8})]
+    assert told(meter) == [(0, {"EVALUATION": 7, "REST": 8})]
 
 
 def test_computing_inside_of_an_optimizer_is_own_computing(watch):
     """LBFGS runs forwards and backwards in its step; what it does between them is its own."""
-    timeline = StepMeter(HostClock(watch)).timeline
-    timeline.begin(0)
-    with timeline.block(Phase.OPTIMIZER):
+    meter = Recorder(StepMeter(HostClock(watch)))
+    meter.next_step(0)
+    with meter.block(Phase.OPTIMIZER):
         watch.pass_by(1.0)
-        timeline.go(Phase.FORWARD)
+        meter.open_gap()
         watch.pass_by(2.0)
-        timeline.go(Phase.REST)
+        meter.waited()
         watch.pass_by(4.0)
     watch.pass_by(8.0)
-    timeline.begin(1)
+    meter.next_step(1)
 
-    assert told(timeline) == [(0, {"OPTIMIZER": 5, "FORWARD": 2, "REST": 8})]
+    assert told(meter) == [(0, {"OPTIMIZER": 5, "FORWARD": 2, "REST": 8})]
 
 
 def test_a_block_ends_with_its_step(watch):
     """An evaluation whose iterator was left alone; its late end changes nothing."""
-    timeline = StepMeter(HostClock(watch)).timeline
-    timeline.begin(0)
-    timeline.enter(Phase.EVALUATION)
+    meter = Recorder(StepMeter(HostClock(watch)))
+    meter.next_step(0)
+    left = meter.block(Phase.EVALUATION)
+    left.__enter__()
     watch.pass_by(1.0)
-    timeline.begin(1)
-    timeline.go(Phase.FORWARD)
-    timeline.go(Phase.REST)
+    meter.next_step(1)
+    meter.open_gap()
+    meter.waited()
     watch.pass_by(2.0)
-    timeline.leave()
+    left.__exit__(None, None, None)
     watch.pass_by(4.0)
-    timeline.begin(2)
+    meter.next_step(2)
 
-    assert told(timeline) == [(0, {"EVALUATION": 1}), (1, {"REST": 6})]
+    assert told(meter) == [(0, {"EVALUATION": 1}), (1, {"REST": 6})]
 
 
 @pytest.mark.parametrize(
@@ -192,9 +207,9 @@ def test_a_block_ends_with_its_step(watch):
 def test_where_computing_and_waiting_mix_it_goes_to_the_rest(kind, lead):
     """All of FSDP2's plain loops, and the last micro-batch of its others."""
     watch = Watch()
-    meter = kind(HostClock(watch))
+    meter = Recorder(kind(HostClock(watch)))
     for step in range(2):
-        meter.timeline.begin(step)
+        meter.next_step(step)
         meter.begin()
         watch.pass_by(1.0)
         meter.close_gap(Phase.BACKWARD)
@@ -207,10 +222,10 @@ def test_where_computing_and_waiting_mix_it_goes_to_the_rest(kind, lead):
         watch.pass_by(8.0)
         meter.close_gap(Phase.BACKWARD)
         watch.pass_by(16.0)
-    meter.timeline.begin(2)
+    meter.next_step(2)
     expected = lead | {"REDUCTION": 4, "REST": lead.get("REST", 0) + 24}
 
-    assert told(meter.timeline) == [(0, expected), (1, expected)]
+    assert told(meter) == [(0, expected), (1, expected)]
 
 
 def test_a_device_is_not_waited_for(watch):
@@ -228,35 +243,35 @@ def test_a_device_is_not_waited_for(watch):
         def wait(self, mark):
             raise AssertionError("nothing waits for a device")
 
-    timeline = StepMeter(Device()).timeline
+    meter = Recorder(StepMeter(Device()))
     for step in range(3):
-        timeline.begin(step)
-        timeline.go(Phase.FORWARD)
+        meter.next_step(step)
+        meter.open_gap()
         watch.pass_by(1.0)
-    before = told(timeline)
+    before = told(meter)
     reached_s = 1.0
-    first = told(timeline)
-    timeline.begin(3)
+    first = told(meter)
+    meter.next_step(3)
     reached_s = 3.0
 
     assert (before, first) == ([], [(0, {"FORWARD": 1})])
-    assert told(timeline) == [(1, {"FORWARD": 1}), (2, {"FORWARD": 1})]
+    assert told(meter) == [(1, {"FORWARD": 1}), (2, {"FORWARD": 1})]
 
 
 def test_a_step_in_which_the_clock_went_back_is_left_out(watch):
     """Rather than told with times that cannot be."""
-    timeline = StepMeter(HostClock(watch)).timeline
+    meter = Recorder(StepMeter(HostClock(watch)))
     for step in range(3):
-        timeline.begin(step)
+        meter.next_step(step)
         watch.pass_by(5.0)
-        timeline.go(Phase.FORWARD)
+        meter.open_gap()
         watch.pass_by(-1.0 if step == 0 else 1.0)
 
-    assert [step for step, _ in told(timeline)] == [1]
+    assert [step for step, _ in told(meter)] == [1]
 
 
 def test_an_optimizer_is_heard_of_until_the_end(watch):
-    """By torch's own hooks; those of a timeline that is closed, or gone, are silent."""
+    """By torch's own hooks; those of a recorder that is closed, or gone, are silent."""
     parameter = torch.nn.Parameter(torch.ones(2))
 
     class Slow(torch.optim.SGD):
@@ -268,17 +283,17 @@ def test_an_optimizer_is_heard_of_until_the_end(watch):
 
     optimizer = Slow([parameter], lr=0.1)
     parameter.grad = torch.ones(2)
-    timeline = StepMeter(HostClock(watch)).timeline
+    meter = Recorder(StepMeter(HostClock(watch)))
     for step in range(2):
-        timeline.begin(step)
+        meter.next_step(step)
         watch.pass_by(1.0)
         optimizer.step()
         if step == 0:
-            timeline.close()
-    timeline.begin(2)
+            meter.close()
+    meter.next_step(2)
 
-    assert told(timeline) == [(0, {"REST": 1, "OPTIMIZER": 3}), (1, {"REST": 4})]
-    del timeline
+    assert told(meter) == [(0, {"REST": 1, "OPTIMIZER": 3}), (1, {"REST": 4})]
+    del meter
     optimizer.step()
 
 
@@ -288,16 +303,16 @@ def test_a_compiled_optimizer_has_no_hook_in_its_graph(watch):
     parameter = torch.nn.Parameter(torch.ones(2))
     parameter.grad = torch.ones(2)
     optimizer = torch.optim.SGD([parameter], lr=0.5)
-    timeline = StepMeter(HostClock(watch)).timeline
-    timeline.begin(0)
+    meter = Recorder(StepMeter(HostClock(watch)))
+    meter.next_step(0)
     compiled = torch.compile(optimizer.step, backend="eager")
     for _ in range(2):
         compiled()
         watch.pass_by(1.0)
-    timeline.begin(1)
+    meter.next_step(1)
 
     assert parameter.tolist() == [0.0, 0.0]
-    assert told(timeline) == [(0, {"REST": 2})]
+    assert told(meter) == [(0, {"REST": 2})]
 
 
 class Read(torch.utils.data.Dataset):

@@ -22,6 +22,7 @@ from evenstep.torch._step._clock import HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._conductor import StepConductor
 from evenstep.torch._step._meter import LeadMeter, StepMeter
+from evenstep.torch._step._recorder import Recorder
 from evenstep.torch._step._tickets import Match
 from evenstep.torch._step._uses import ForwardUse
 
@@ -87,7 +88,8 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
     clock = Clock()
     exchange = Idle(clock)
     conductor = StepConductor()
-    conductor.open(exchange, StepMeter(HostClock(clock)), CompileWatch(), world_size=2)
+    recorder = Recorder(StepMeter(HostClock(clock)))
+    conductor.open(exchange, recorder, CompileWatch(), world_size=2)
     conductor.begin_step(StepStart(0, 4, 8, data_s=0.0, units=2.0))
     conductor.begin_forward(0, MicroBatch(None, 4, lambda batch: 2.0), is_last=True)
     use = conductor.begin_use(0, [], reduces=None)
@@ -108,7 +110,8 @@ def test_a_lead_stands_for_forwards_of_other_sizes(sizes, times):
     """Where the last forward cannot be timed: two samples of length 10 came before two of 30."""
     clock = Clock()
     exchange, conductor = Idle(clock), StepConductor()
-    conductor.open(exchange, LeadMeter(HostClock(clock)), CompileWatch(), world_size=2, cuts=True)
+    recorder = Recorder(LeadMeter(HostClock(clock)))
+    conductor.open(exchange, recorder, CompileWatch(), world_size=2, cuts=True)
     conductor.begin_step(StepStart(0, 4, 8, data_s=0.0))
     for number in range(2):
         own = None if sizes is None else np.full(2, sizes[number])

@@ -247,8 +247,8 @@ class Session:
         self._emit = self._acting_on_news(crew, self._record.emit, has_peers=peers is not None)
         self._listen(peers)
         wrapping.open(parts.policy)
-        meter = wrapping.meter(clock_of(device))
-        observers = wrapping.observers(self.exchange, meter)
+        recorder = wrapping.recorder(clock_of(device))
+        observers = wrapping.observers(self.exchange, recorder)
         if parts.reduction is not None:
             observers.append(parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit))
         if world_size > 1:
@@ -261,7 +261,7 @@ class Session:
             observers.append(parts.clues)
         self.steps.open(
             self.exchange,
-            meter,
+            recorder,
             parts.watch,
             world_size=world_size,
             loss_reduction=parts.loss_reduction,

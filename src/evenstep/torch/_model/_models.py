@@ -170,17 +170,17 @@ class BalancedModel:
         return syncs
 
     def _enter_broadcast(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
-        meter = self._steps.open_meter
+        recorder = self._steps.open_recorder
         self._steps.collective(entered=True)
-        self._entered = None if meter is None else meter.clock.mark()
+        self._entered = None if recorder is None else recorder.clock.mark()
 
     def _leave_broadcast(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
-        meter, begin = self._steps.open_meter, self._entered
+        recorder, begin = self._steps.open_recorder, self._entered
         self._steps.collective(entered=False)
         self.broadcasts.append(None)
         self._entered = None
-        if meter is not None and begin is not None:  # not if the inner module is called by itself
-            meter.exclude(begin, meter.clock.mark())
+        if recorder is not None and begin is not None:  # not if the inner one is called by itself
+            recorder.exclude(begin, recorder.clock.mark())
 
 
 def _broadcasts(ddp: DistributedDataParallel) -> bool:

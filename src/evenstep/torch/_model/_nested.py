@@ -57,8 +57,8 @@ class NestedBackwards:
         if outer != backward_number():
             self.found = True
         if self.found:
-            if (meter := self._steps.open_meter) is not None:
-                meter.grad_ready()
+            if (recorder := self._steps.open_recorder) is not None:
+                recorder.grad_ready()
         elif outer != self._newest:
             self._newest = outer
             self._num_backwards += 1

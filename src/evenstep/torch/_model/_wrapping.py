@@ -27,6 +27,7 @@ from ...exceptions import EvenstepWarning, invalid
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._step._clock import AbstractClock
 from .._step._meter import BlindMeter, LeadMeter, StepMeter
+from .._step._recorder import Recorder
 from ._fsdp import Shards
 
 if TYPE_CHECKING:
@@ -100,14 +101,12 @@ class Wrapping:
                 stacklevel=2,
             )
 
-    def meter(self, clock: AbstractClock) -> StepMeter:
+    def recorder(self, clock: AbstractClock) -> Recorder:
         """Return what measures a rank's own time, as far as there is such a thing."""
-        count = CollectiveCount() if self.has_others else None
-        if not self.shards:
-            return StepMeter(clock, count)
-        return LeadMeter(clock, count) if self.cuts else BlindMeter(clock, count)
+        kind = StepMeter if not self.shards else LeadMeter if self.cuts else BlindMeter
+        return Recorder(kind(clock), CollectiveCount() if self.has_others else None)
 
-    def observers(self, exchange: Exchange, meter: StepMeter) -> list[StepObserver]:
+    def observers(self, exchange: Exchange, recorder: Recorder) -> list[StepObserver]:
         """Return what goes along with the steps of models that are wrapped so."""
         found: list[StepObserver] = []
         if self.ddps:
@@ -115,7 +114,7 @@ class Wrapping:
         together = self.ddps if self.cuts and len(self.ddps) > 1 else ()
         sharded = self.shards if self.cuts else ()
         if together or sharded:
-            found.append(_Meeting(together, sharded, exchange, meter))
+            found.append(_Meeting(together, sharded, exchange, recorder))
         if self.shards:
             found.append(_ShardedForwards(exchange))
         return found
@@ -150,19 +149,19 @@ class _Meeting(StepObserver):
         ddps: Sequence[DistributedDataParallel],
         shards: Sequence[Shards],
         exchange: Exchange,
-        meter: StepMeter,
+        recorder: Recorder,
     ) -> None:
         self._ddps, self._shards = ddps, shards
-        self._exchange, self._meter = exchange, meter
+        self._exchange, self._recorder = exchange, recorder
 
     def first_forward(self) -> None:
         self._exchange.losses.enter_collective()
-        begin = self._meter.clock.mark()
+        begin = self._recorder.clock.mark()
         for ddp in self._ddps:
             meet(ddp)
         for part in self._shards:
             part.gather()
-        self._meter.exclude(begin, self._meter.clock.mark())
+        self._recorder.exclude(begin, self._recorder.clock.mark())
         self._exchange.losses.leave_collective()
 
 

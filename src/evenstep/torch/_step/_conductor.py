@@ -22,8 +22,8 @@ from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch
 from ._compile_watch import CompileWatch
-from ._meter import StepMeter
 from ._output_looks import OutputWatch
+from ._recorder import Recorder
 from ._reporter import Measure, Reporter
 from ._tickets import Match, Ticket, Tickets
 from ._uses import ForwardUse, UseBooks, Weights
@@ -52,7 +52,7 @@ class StepConductor:
         plan_in_use: of the newest step with a backward, so the same on all ranks; None before.
     """
 
-    meter: StepMeter
+    recorder: Recorder
     _exchange: Exchange
     _reporter: Reporter
     _weights: Weights
@@ -79,7 +79,7 @@ class StepConductor:
     def open(
         self,
         exchange: Exchange,
-        meter: StepMeter,
+        recorder: Recorder,
         watch: CompileWatch,
         *,
         world_size: int,
@@ -98,7 +98,7 @@ class StepConductor:
 
         Args:
             exchange: carries reports and plans.
-            meter: measures own compute time.
+            recorder: notes where the time of a step goes.
             watch: notices what is compiled in a step.
             world_size: number of workers.
             loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
@@ -112,9 +112,9 @@ class StepConductor:
             observers: hear how every step goes, besides ``watch``.
             told: returns what else there is to say with the times of a step.
         """
-        self._exchange, self.meter = exchange, meter
-        self._reporter = Reporter(exchange, meter, watch, measures, exact=exact, told=told)
-        self._weights = Weights(exchange, meter, world_size, loss_reduction)
+        self._exchange, self.recorder = exchange, recorder
+        self._reporter = Reporter(exchange, recorder, watch, measures, exact=exact, told=told)
+        self._weights = Weights(exchange, recorder, world_size, loss_reduction)
         self._cuts = cuts
         self._is_alone = world_size == 1
         identifies = tells_samples or not self._is_alone
@@ -140,12 +140,12 @@ class StepConductor:
                 if not self._step.reported:
                     self._check_over()
                 self._finish(self._step)
-            self.meter.begin_fetch(in_step=self._step is not None)
+            self.recorder.begin_fetch(in_step=self._step is not None)
         plan = self._exchange.at(step, trains=trains, may_look_ahead=True)
         for peers in self._peers:
             plan = peers.agree(plan, self._exchange)
         if trains:
-            self.meter.timeline.go(Phase.INPUT)
+            self.recorder.planned()
         self.plan = plan
         return plan
 
@@ -198,11 +198,11 @@ class StepConductor:
         self._tickets.open(ticket, part.batch, peeks=peeks)
         opened.on_last_forward = is_last
         opened.num_forwards += 1
-        self.meter.end_fetch()
+        self.recorder.end_fetch()
         if opened.num_forwards == 1 and (self._cuts or opened.follows):
             self._start(opened)
         if is_last:
-            self.meter.begin_last(done=opened.size_done, size=opened.size_done + part.size)
+            self.recorder.begin_last(done=opened.size_done, size=opened.size_done + part.size)
         opened.size_done += part.size
         opened.largest = max(opened.largest, part.size)
 
@@ -219,13 +219,13 @@ class StepConductor:
 
         A device that runs behind would claim all there is for work that it has not begun.
         """
-        self.meter.pause()
+        self.recorder.pause()
 
     def end_claim(self, step: int, num_samples: int) -> None:
         """Go on with what was claimed of ``step``; the wait counts as one for input."""
         opened = self._steps[step]  # not always the one under way: a loop may fetch ahead
         opened.num_samples += num_samples
-        opened.data_s += self.meter.resume()
+        opened.data_s += self.recorder.resume()
 
     def found_limit(self, limit: int) -> None:
         """Pass on, with every report from now on, how large one forward may be."""
@@ -295,7 +295,7 @@ class StepConductor:
             self._go_to(step)
         if not step.is_used:
             self._begin_to_use(step)
-        self.meter.close_gap()
+        self.recorder.close_gap()
         for begin_forward in self._at_forward:
             begin_forward(use.ticket.num_samples, is_last=use.ticket.is_last)
         for saw_inputs in self._at_inputs:
@@ -311,7 +311,7 @@ class StepConductor:
         """Hear that the forward is over."""
         for end_forward in self._past_forward:
             end_forward()
-        self.meter.open_gap()
+        self.recorder.open_gap()
 
     def use_of_loss(self) -> ForwardUse | None:
         """Return the newest forward's; None where the step has had none."""
@@ -321,7 +321,7 @@ class StepConductor:
 
     def backward_begins(self) -> None:
         """Hear that a backward begins."""
-        self.meter.close_gap(Phase.BACKWARD)
+        self.recorder.close_gap(Phase.BACKWARD)
 
     def backward_done(self, uses: Sequence[ForwardUse]) -> None:
         """Take the time: this rank's own backward is done, the others' may not be."""
@@ -335,7 +335,7 @@ class StepConductor:
         if step is None:
             self._exchange.ways.tell(reduced)
             return
-        self.meter.end()
+        self.recorder.end()
         self._note_backward(step, uses)
         foreseen = self._backwards_per_forward * step.num_forwards
         if step.on_last_forward and step.num_backwards == foreseen and not step.reported:
@@ -350,10 +350,10 @@ class StepConductor:
         """Note that the collectives of a backward are over."""
         for hear in self._at_reduced:
             hear()
-        self.meter.waited()
+        self.recorder.waited()
         self._exchange.losses.leave_collective()
         if self._step is not None and not self._step.reported:
-            self.meter.open_gap()
+            self.recorder.open_gap()
 
     def close(self) -> None:
         """Report what is still to be: all ranks end with the newest step, even if unused.
@@ -368,7 +368,7 @@ class StepConductor:
             self._reporter.send(newest)
         self._outputs.read()
         self._outputs.tell()
-        self.meter.timeline.close()
+        self.recorder.close()
         self._is_closed = True
 
     def collective(self, *, entered: bool) -> None:
@@ -385,12 +385,12 @@ class StepConductor:
 
     def timed(self, phase: Phase) -> AbstractContextManager[None]:
         """Return a context whose time is that of ``phase`` in the account of the step."""
-        return self.meter.block(phase) if self._is_open else nullcontext()
+        return self.recorder.block(phase) if self._is_open else nullcontext()
 
     @property
-    def open_meter(self) -> StepMeter | None:
-        """The meter of the step under way; None outside of one."""
-        return None if self._step is None else self.meter
+    def open_recorder(self) -> Recorder | None:
+        """The recorder, while a step is under way; None outside of one."""
+        return None if self._step is None else self.recorder
 
     @property
     def stopping(self) -> bool:
@@ -451,7 +451,7 @@ class StepConductor:
         if step.is_used:
             step.is_clear = False
         else:
-            self.meter.timeline.begin(step.number)
+            self.recorder.next_step(step.number)
             self._reporter.begin_step()
             for begin_step in self._at_begin:
                 begin_step(step.number)
@@ -462,14 +462,14 @@ class StepConductor:
         if not (step.has_begun and step.follows and step.thread_id == self._thread_id):
             self._start(step)
         if self._at_first_forward and not step.is_over:
-            self.meter.close_gap()
+            self.recorder.close_gap()
             for first_forward in self._at_first_forward:
                 first_forward()
 
     def _start(self, step: StepUnderWay) -> None:
         """Start the clock."""
         step.has_begun = True
-        self.meter.begin()
+        self.recorder.begin()
 
     def _check_over(self) -> None:
         for check in self._checks:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from time import perf_counter
 from typing import Any, NamedTuple, final
 
 from ..._diagnosis import Phase
@@ -24,144 +21,113 @@ class StepMeter:
     the slow one, and all would look alike. Only the rest of such a gap is lost, such as the loss
     itself. Collectives inside a model's forward cannot be told from computing.
 
+    It is told of marks that were set, in their order, perhaps much later and on another thread.
+
     Args:
         clock: sets the marks.
-        count: how many collectives this process has begun; None with no other rank to wait for.
 
     Attributes:
+        clock: as given.
         timeline: what else the time of a step went to.
     """
 
     _mixes = False  # whether computing and waiting cannot be told apart
 
-    def __init__(self, clock: AbstractClock, count: Callable[[], int] | None = None) -> None:
+    def __init__(self, clock: AbstractClock) -> None:
         self.clock = clock
         self.timeline = Timeline(clock, mixes=self._mixes)
-        self.timeline.hear_optimizers()
-        self._count = count
-        self._gap: tuple[Any, int, int] | None = None
-        self._had_others = False
+        self._gap: tuple[Any, int] | None = None
         self._fetch: Any = None
+        self._block: tuple[Any, Any] | None = None
         self._begin: Any = None
         self._end: Any = None
         self._waits: list[tuple[Any, Any]] = []
         self._wait_after: tuple[Any, Any] | None = None
-        self._newest_grad: Any = None
-        self._paused: Any = None
-        self._paused_s = 0.0
 
-    def begin(self) -> None:
+    def begin(self, at: Any) -> None:
         """Start a step: its batch is being handed out."""
-        self._begin, self._end, self._waits = self.clock.mark(), None, []
-        self._wait_after = self._newest_grad = self._fetch = None
-        self._open_gap(self._begin)
+        self._begin, self._end, self._waits = at, None, []
+        self._wait_after = self._fetch = None
+        self.open_gap(at)
 
-    def begin_last(self, *, done: int, size: int) -> None:
+    def begin_last(self, at: Any, done: int, size: int) -> None:
         """Hear that the last forward's batch is about to be handed out.
 
         Args:
+            at: when.
             done: size of the forwards before it.
             size: of all forwards of the step on this rank.
         """
 
-    def pause(self) -> None:
-        """Wait until all so far is done: what follows is a wait, until ``resume``."""
-        self._paused = self.clock.mark()
-        self.timeline.go(Phase.INPUT, at=self._paused)
-        self.clock.wait(self._paused)
-        self._paused_s = perf_counter()
-
-    def resume(self) -> float:
-        """Return how many seconds that took."""
-        end = self.clock.mark()
-        self._leave_out(self._paused, end)
+    def pause(self, begin: Any, end: Any) -> None:
+        """Leave a wait for input out, between two marks."""
+        self.timeline.go(Phase.INPUT, at=begin)
+        self._leave_out(begin, end)
         self.timeline.go(Phase.FORWARD, at=end)
-        return perf_counter() - self._paused_s
 
     def exclude(self, begin: Any, end: Any) -> None:
         """Leave the time between two marks out: it was spent waiting for others."""
         self._leave_out(begin, end)
         self.timeline.met(begin, end)
 
-    @contextmanager
-    def block(self, phase: Phase) -> Iterator[None]:
-        """Return a context whose time is that of ``phase``, such as an evaluation: no computing.
+    def enter(self, at: Any, phase: Phase) -> None:
+        """Begin a block whose time is that of ``phase``, such as an evaluation: no computing."""
+        if self.timeline.enter(phase, at=at):
+            self._block = self._begin, at
 
-        One that goes on past its step is left out of none: a loop over an evaluation may be left
-        alone, and its iterator ends when Python drops it.
-        """
-        step, begin = self._begin, self.clock.mark()
-        with self.timeline.block(phase) as counts:
-            try:
-                yield
-            finally:
-                if counts and self._begin is step:
-                    self._leave_out(begin, self.clock.mark())
+    def leave(self, at: Any) -> None:
+        """End it; one that goes on past its step is left out of none."""
+        if self.timeline.leave(at=at) and self._block is not None:
+            (step, begin), self._block = self._block, None
+            if self._begin is step:
+                self._leave_out(begin, at)
 
-    def open_gap(self) -> None:
+    def open_gap(self, at: Any) -> None:
         """Note that a forward or a backward is over, or a batch is handed out."""
-        self._open_gap(self.clock.mark())
+        self._gap = at, self.timeline.cut(Phase.FORWARD, at=at)
 
-    def close_gap(self, then: Phase = Phase.FORWARD) -> None:
-        """Note that the next one begins; leave the time between out if a collective began in it.
+    def close_gap(self, at: Any, then: Phase, *, met: bool) -> None:
+        """Note that the next one begins.
 
         Args:
+            at: when.
             then: what begins.
+            met: whether a collective began in the gap, which is left out then.
         """
-        if self._gap is not None and self._count is not None:
-            (begin, before, cut), self._gap = self._gap, None
-            if self._count() != before:
-                self._had_others = True
-                self._leave_out(begin, self.clock.mark())
+        if self._gap is not None:
+            (begin, cut), self._gap = self._gap, None
+            if met:
+                self._leave_out(begin, at)
                 self.timeline.met_since(cut)
-        self.timeline.go(then)
+        self.timeline.go(then, at=at)
 
-    @property
-    def has_others(self) -> bool:
-        """Whether the script has collectives of its own, as far as they began in gaps."""
-        gap = self._gap  # another thread asks
-        open_one = gap is not None and self._count is not None and self._count() != gap[1]
-        return self._had_others or open_one
-
-    def begin_fetch(self, *, in_step: bool) -> None:
+    def begin_fetch(self, at: Any, *, in_step: bool) -> None:
         """Note that the loop comes back for another batch, perhaps in the middle of a step."""
-        self._fetch = None
-        if in_step:
-            self.close_gap()
-            self._fetch = self.clock.mark()
+        self._fetch = at if in_step else None
         self._gap = None
-        self.timeline.go(Phase.PLAN)
+        self.timeline.go(Phase.PLAN, at=at)
 
-    def end_fetch(self) -> None:
+    def end_fetch(self, at: Any) -> None:
         """Note that it has it: the time for that is no computing."""
-        self.timeline.fetched()
+        self.timeline.fetched(at)
         if self._fetch is not None:
             begin, self._fetch = self._fetch, None
-            self._leave_out(begin, self.clock.mark())
-            self.open_gap()
+            self._leave_out(begin, at)
+            self.open_gap(at)
 
-    def grad_ready(self) -> None:
-        """Note that a parameter got its gradient: the last one's ends own backward.
-
-        For backwards at whose end others have been waited for already (``NestedBackwards``).
-        """
-        self._newest_grad = self.clock.mark()
-
-    def end(self) -> None:
+    def end(self, at: Any) -> None:
         """Note that own backward is done; of several in one step the last one counts."""
         if self._wait_after is not None:  # for the reduction of the backward before
             self._waits.append(self._wait_after)
             self._wait_after = None
-        self._end = self.clock.mark() if self._newest_grad is None else self._newest_grad
-        self._newest_grad = None
-        self.timeline.go(Phase.REDUCTION, at=self._end)
+        self._end = at
+        self.timeline.go(Phase.REDUCTION, at=at)
 
-    def waited(self) -> None:
+    def waited(self, at: Any) -> None:
         """Note that the reduction after a backward is over; the last one's is past the end."""
-        mark = self.clock.mark()
-        self.timeline.go(Phase.REST, at=mark)
+        self.timeline.go(Phase.REST, at=at)
         if self._end is not None:
-            self._wait_after = (self._end, mark)
+            self._wait_after = (self._end, at)
 
     def take(self) -> PendingTime | None:
         """Return the step's time, perhaps not yet reached; None if no backward ran."""
@@ -171,11 +137,6 @@ class StepMeter:
 
     def _leave_out(self, begin: Any, end: Any) -> None:
         self._waits.append((begin, end))
-
-    def _open_gap(self, mark: Any) -> None:
-        cut = self.timeline.cut(Phase.FORWARD, at=mark)
-        if self._count is not None:
-            self._gap = mark, self._count(), cut
 
 
 @final
@@ -189,29 +150,28 @@ class LeadMeter(StepMeter):
     micro-batches of one size, a fixed cost of each included. A step of one micro-batch has no time.
     """
 
-    def __init__(self, clock: AbstractClock, count: Callable[[], int] | None = None) -> None:
-        super().__init__(clock, count)
+    def __init__(self, clock: AbstractClock) -> None:
+        super().__init__(clock)
         self._ran = False
         self._scale = 1.0
 
-    def begin(self) -> None:
+    def begin(self, at: Any) -> None:
         self.timeline.mixes = False
-        super().begin()
+        super().begin(at)
         self._ran = False
 
-    def begin_last(self, *, done: int, size: int) -> None:
+    def begin_last(self, at: Any, done: int, size: int) -> None:
         self.timeline.mixes = True
-        self.timeline.go(Phase.REST)
+        self.timeline.go(Phase.REST, at=at)
         if done:
-            self._end, self._scale = self.clock.mark(), size / done
+            self._end, self._scale = at, size / done
 
-    def end(self) -> None:
+    def end(self, at: Any) -> None:
         self._ran = True
-        self.timeline.go(Phase.REDUCTION)
+        self.timeline.go(Phase.REDUCTION, at=at)
 
-    def waited(self) -> None:
-        """Note no wait: only the last backward waits, and that is left out."""
-        self.timeline.go(Phase.REST)
+    def waited(self, at: Any) -> None:
+        self.timeline.go(Phase.REST, at=at)
 
     def _leave_out(self, begin: Any, end: Any) -> None:
         if self._end is None:  # later waits lie in what is left out

@@ -2,18 +2,8 @@
 
 from __future__ import annotations
 
-import threading
-import weakref
 from collections import deque
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any, NamedTuple, final
-
-import torch
-from torch.optim.optimizer import (
-    register_optimizer_step_post_hook,
-    register_optimizer_step_pre_hook,
-)
 
 from ..._diagnosis import Phase, time_by_phase
 from ..._exchange._held_reports import MOST_HELD
@@ -31,20 +21,15 @@ class _Window(NamedTuple):
 
 @final
 class Timeline:
-    """Marks where one phase of a step ends and the next begins, on the thread that trains.
+    """Where one phase of a step ends and the next begins, by marks that were set on its thread.
 
     A step lasts until the next one is handed out, so that all of a loop's time lies in some step:
     evaluations, checkpoints and the ends of epochs too. The last step of a run never ends. Where
     batches are fetched ahead, a step lasts from its first forward to the next one's.
 
     The marks are the clock's. On a device they are events, and nothing waits for them: input is
-    the time in which the device waits for it.
-
-    The time that an optimizer takes is known once it hears of optimizers, by torch's hooks on the
-    steps of all of this process; that of one that is compiled, or no ``torch.optim.Optimizer``, is
-    ``Phase.REST``.
-
-    What is told with a mark was on that thread at the mark, and may be told later on another one.
+    the time in which the device waits for it. That of an optimizer which is compiled, or is no
+    ``torch.optim.Optimizer``, is ``Phase.REST``.
 
     Args:
         clock: sets the marks.
@@ -62,13 +47,7 @@ class Timeline:
         self._phase = Phase.REST  # apart from what is inside of a block
         self._block: Phase | None = None  # the outermost one
         self._depth = 0  # of blocks
-        self._thread_id = 0
         self._unread: deque[_Window] = deque(maxlen=_MOST_UNREAD)
-        self._hooks: tuple[Any, ...] = ()
-
-    def hear_optimizers(self) -> None:
-        """Hear of the steps of optimizers, until it is closed."""
-        self._hooks = _optimizer_hooks(weakref.ref(self))
 
     @property
     def num_marks(self) -> int:
@@ -79,22 +58,20 @@ class Timeline:
         """Leave out the step under way, with all that it has until the next one begins."""
         self._step, self._cuts = -1, []
 
-    def begin(self, step: int, *, at: Any = None) -> None:
+    def begin(self, step: int, *, at: Any) -> None:
         """End the step before, and begin ``step``: it is handed out, or used."""
-        mark = self._clock.mark() if at is None else at
         if self._step >= 0:
-            self._cuts.append((mark, Phase.REST))
+            self._cuts.append((at, Phase.REST))
             self._unread.append(_Window(self._step, self._cuts))
-        self._step, self._cuts = step, [(mark, Phase.REST)]
+        self._step, self._cuts = step, [(at, Phase.REST)]
         self._phase, self._block, self._depth = Phase.REST, None, 0
-        self._thread_id = threading.get_ident()
 
-    def go(self, phase: Phase, *, at: Any = None) -> None:
-        """Go over to a phase, now or at a mark after all others."""
+    def go(self, phase: Phase, *, at: Any) -> None:
+        """Go over to a phase at a mark after all others."""
         if phase is not self._phase:
             self.cut(phase, at=at)
 
-    def cut(self, phase: Phase, *, at: Any = None) -> int:
+    def cut(self, phase: Phase, *, at: Any) -> int:
         """Go over to a phase, perhaps the same one; return the number of the mark."""
         if self.mixes and phase in (Phase.FORWARD, Phase.BACKWARD):
             phase = Phase.REST
@@ -102,7 +79,7 @@ class Timeline:
         if self._block is not None and phase is Phase.REST:
             phase = self._block
         cuts = self._cuts
-        cuts.append((self._clock.mark() if at is None else at, phase))
+        cuts.append((at, phase))
         return len(cuts) - 1
 
     def met(self, begin: Any, end: Any) -> None:
@@ -124,42 +101,36 @@ class Timeline:
             if before is Phase.REST:
                 self._cuts[at] = mark, phase
 
-    def fetched(self) -> None:
+    def fetched(self, at: Any) -> None:
         """Note that the input is there."""
         if self._phase is Phase.INPUT:
-            self.go(Phase.REST)
+            self.cut(Phase.REST, at=at)
 
-    @contextmanager
-    def block(self, phase: Phase) -> Iterator[bool]:
-        """Return a context whose time is that of ``phase``; of several, the outermost counts.
+    def enter(self, phase: Phase, *, at: Any) -> bool:
+        """Begin a block whose time is that of ``phase``; of several, the outermost counts.
 
-        Its value is whether it counts.
+        Return whether it does.
         """
-        counts = self.enter(phase)
-        try:
-            yield counts
-        finally:
-            self.leave()
-
-    def enter(self, phase: Phase, *, at: Any = None) -> bool:
-        """Begin such a block; return whether it counts."""
-        if at is None and threading.get_ident() != self._thread_id:
-            return False
         self._depth += 1
         if self._depth > 1:
             return False
         self._block = phase
-        self._cuts.append((self._clock.mark() if at is None else at, phase))
+        self._cuts.append((at, phase))
         return True
 
-    def leave(self, *, at: Any = None) -> None:
-        """End it; not where the step was over before, as with an iterator that was left alone."""
-        if (at is None and threading.get_ident() != self._thread_id) or not self._depth:
-            return
-        self._depth -= 1
+    def leave(self, *, at: Any) -> bool:
+        """End it; not where the step was over before, as with an iterator that was left alone.
+
+        Return whether it counted.
+        """
         if not self._depth:
-            self._block = None
-            self._cuts.append((self._clock.mark() if at is None else at, self._phase))
+            return False
+        self._depth -= 1
+        if self._depth:
+            return False
+        self._block = None
+        self._cuts.append((at, self._phase))
+        return True
 
     def take(self, *, least_s: float = 0.0) -> list[tuple[int, tuple[int, ...]]]:
         """Return the steps whose end was reached since the last call, with their times.
@@ -193,25 +164,3 @@ class Timeline:
             return bool(unread)
         lasted_s = self._clock.seconds(unread[0].cuts[0][0], unread[-1].cuts[-1][0])
         return lasted_s is not None and lasted_s >= least_s
-
-    def close(self) -> None:
-        """Hear of optimizers no more."""
-        for hook in self._hooks:
-            hook.remove()
-
-
-def _optimizer_hooks(timeline: weakref.ref[Timeline]) -> tuple[Any, Any]:
-    """Have a timeline hear of the steps of optimizers, as long as it lives.
-
-    A step that is compiled runs no hook: in its graph a hook would be a break.
-    """
-
-    def before(*_: Any) -> None:
-        if not torch.compiler.is_compiling() and (alive := timeline()) is not None:
-            alive.enter(Phase.OPTIMIZER)
-
-    def after(*_: Any) -> None:
-        if not torch.compiler.is_compiling() and (alive := timeline()) is not None:
-            alive.leave()
-
-    return register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)

@@ -15,6 +15,7 @@ from ..._run._step_under_way import StepUnderWay
 from .._memory_reader import MemoryReader
 from ._compile_watch import CompileWatch
 from ._meter import PendingTime, StepMeter
+from ._recorder import Recorder
 
 # Nothing waits for where the time went. Between two steps all code has left the processor's caches,
 # so that the times of ten steps take hardly longer than those of one.
@@ -81,7 +82,7 @@ class Reporter:
 
     Args:
         exchange: carries reports.
-        meter: measures own compute time.
+        recorder: has noted where the time of a step went.
         watch: notices what is compiled in a step.
         measures: what is read beside the time.
         exact: whether to wait for the device, so that nothing is late.
@@ -95,7 +96,7 @@ class Reporter:
     def __init__(
         self,
         exchange: Exchange,
-        meter: StepMeter,
+        recorder: Recorder,
         watch: CompileWatch,
         measures: Iterable[Measure],
         *,
@@ -103,7 +104,7 @@ class Reporter:
         told: Callable[[int], Sequence[Message]] = lambda step: (),
     ) -> None:
         self._exchange = exchange
-        self._meter = meter
+        self._recorder = recorder
         self._watch = watch
         self._measures = tuple(measures)
         self._exact = exact
@@ -116,6 +117,7 @@ class Reporter:
     def begin_step(self) -> None:
         """Have a step begin for all that is read."""
         try:
+            self._recorder.settle_if_long()
             for measure in self._measures:
                 measure.begin()
         except Exception as error:
@@ -131,16 +133,16 @@ class Reporter:
         step.reported = True
         again: tuple[Report, ...] = ()
         try:
-            time = self._meter.take() if step.has_begun and step.is_clear else None
-            if time is not None and not (step.again or self._watch.stalled):
-                self._pending.append((step, time, self._read()))
+            counts = step.has_begun and step.is_clear and not step.again
+            if counts and not self._watch.stalled:
+                self._recorder.later(partial(self._measured, step, self._read()))
             if step.again:
                 again = (self._report(step, 0.0, self._read() | {"peak_bytes": 0}),)
         except Exception as error:
             self._give_up(step.number, error)
         is_urgent = bool(again or self._fault)
         made: Callable[[], Sequence[Message]] = partial(self._made, step, reduced, again)
-        if self._meter.clock.is_late:
+        if self._recorder.clock.is_late:
             # Now: another thread that asks CUDA for an event breaks a graph's capture under way.
             messages = made()
             made = partial(tuple, messages)
@@ -150,6 +152,7 @@ class Reporter:
     def close(self) -> None:
         """Tell where the time of the last steps went, as far as a device is through with them."""
         try:
+            self._recorder.settle()
             times = self._times(least_s=0.0)
         except Exception as error:
             self._give_up(None, error)
@@ -162,6 +165,7 @@ class Reporter:
         """Return the messages of a report."""
         times: list[Message] = []
         try:
+            self._recorder.settle()
             ready = [*self._complete(), *again]
             times = self._times(least_s=_TIMES_S)
         except Exception as error:
@@ -171,10 +175,14 @@ class Reporter:
             ready = [self._report(step, 0.0, {})]
         return [*reduced, *times, StepReports(step.number, tuple(ready))]
 
+    def _measured(self, step: StepUnderWay, fields: dict[str, Any], meter: StepMeter) -> None:
+        if (time := meter.take()) is not None:
+            self._pending.append((step, time, fields))
+
     def _times(self, *, least_s: float) -> list[Message]:
         """Return what there is to tell of where the time went, once it is of so many seconds."""
         times: list[Message] = []
-        for number, spent_us in self._meter.timeline.take(least_s=least_s):
+        for number, spent_us in self._recorder.take_times(least_s=least_s):
             times += (*self._told(number), TimesTold(number, spent_us))
         return times
 

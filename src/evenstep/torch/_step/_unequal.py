@@ -15,8 +15,8 @@ _MOST_VIEWS = 8  # of each sample, in the sizes that an error names
 
 def hint_of_rows(steps: StepConductor) -> str:
     """Return what to do if a collective over rows has ended a rank; nothing if none could."""
-    meter, sizes = steps.open_meter, _sizes(steps)
-    if meter is None or not meter.has_others or len(set(sizes)) < 2:
+    recorder, sizes = steps.open_recorder, _sizes(steps)
+    if recorder is None or not recorder.has_others or len(set(sizes)) < 2:
         return ""
     return (
         f"; if that was in a collective of the script's own over rows, such as `all_gather` of "

@@ -14,8 +14,8 @@ from ..._exchange._message_kinds import Reduced
 from ..._exchange._unit_sums import UnitSum
 from ..._run._step_under_way import StepUnderWay
 from ...exceptions import EvenstepWarning
-from ._meter import StepMeter
 from ._output_looks import Look
+from ._recorder import Recorder
 from ._tickets import Match, Ticket, Weight, known
 
 
@@ -66,16 +66,16 @@ class Weights:
 
     Args:
         exchange: sums units over ranks, and tells which steps other ranks know.
-        meter: leaves out the wait for other ranks' units.
+        recorder: leaves out the wait for other ranks' units.
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
     """
 
     def __init__(
-        self, exchange: Exchange, meter: StepMeter, world_size: int, loss_reduction: str
+        self, exchange: Exchange, recorder: Recorder, world_size: int, loss_reduction: str
     ) -> None:
         self._exchange = exchange
-        self._meter = meter
+        self._recorder = recorder
         self._world_size = world_size
         self._sums = loss_reduction == "sum"
 
@@ -114,9 +114,9 @@ class Weights:
         Called in the backward. A step without a single unit has nothing to learn from: weight 0.
         """
         if unit_sum.total is None:  # others are late: that is no time of this rank's own
-            begin = self._meter.clock.mark()
+            begin = self._recorder.clock.mark()
             self._exchange.units.wait(unit_sum)
-            self._meter.exclude(begin, self._meter.clock.mark())
+            self._recorder.exclude(begin, self._recorder.clock.mark())
         total = unit_sum.total
         return units * self._world_size / total if total else 0.0
 

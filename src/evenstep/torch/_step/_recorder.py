@@ -1,0 +1,231 @@
+"""The clock of the thread that trains: it notes marks; what they mean is worked out elsewhere."""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from time import perf_counter
+from typing import Any, final
+
+import torch
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+
+from ..._diagnosis import Phase
+from ._meter import StepMeter
+
+_MOST_NOTES = 1 << 12  # some hundred steps: more than the reader falls behind, unless it is stopped
+
+
+@final
+class Recorder:
+    """Notes what a step comes to, with a mark each, on the thread that trains.
+
+    A note is a method of the meter and what it is called with, later and in order, by whichever
+    thread makes the report (``settle``). A mark on a device is an event, which is set only where
+    something begins or ends.
+
+    The time that an optimizer takes is known by torch's hooks on the steps of all optimizers of
+    this process.
+
+    Args:
+        meter: makes times of marks.
+        count: how many collectives this process has begun; None with no other rank to wait for.
+
+    Attributes:
+        clock: of the meter.
+    """
+
+    def __init__(self, meter: StepMeter, count: Callable[[], int] | None = None) -> None:
+        self.clock = meter.clock
+        self._mark = meter.clock.mark
+        self._meter = meter
+        self._count = count
+        self._notes: deque[tuple[Any, ...]] = deque()
+        self._note = self._notes.append
+        self._settling = threading.RLock()
+        self._thread_id = 0
+        self._in_fetch = False
+        self._gap: int | None = None  # collectives at its begin; None outside of one
+        self._had_others = False
+        self._is_gap = False  # whether the newest note began one
+        self._newest_grad: Any = None
+        self._paused: tuple[Any, float] = (None, 0.0)
+        self._hooks = _optimizer_hooks(weakref.ref(self))
+
+    def next_step(self, number: int) -> None:
+        """End the step before, and begin one: it is handed out, or used."""
+        self._thread_id = threading.get_ident()
+        self._note((self._begin_step, number, self._mark()))
+
+    def begin(self) -> None:
+        """Start the clock of a step: its batch is being handed out."""
+        self._in_fetch, self._newest_grad, self._is_gap = False, None, True
+        self._gap = None if self._count is None else self._count()
+        self._note((self._meter.begin, self._mark()))
+
+    def begin_last(self, *, done: int, size: int) -> None:
+        """Note that the last forward's batch is about to be handed out; sizes are in samples."""
+        self._note((self._meter.begin_last, self._mark(), done, size))
+
+    def begin_fetch(self, *, in_step: bool) -> None:
+        """Note that the loop comes back for another batch, perhaps in the middle of a step."""
+        if in_step:
+            self.close_gap()
+        self._gap, self._in_fetch, self._is_gap = None, in_step, False
+        self._note((partial(self._meter.begin_fetch, in_step=in_step), self._mark()))
+
+    def planned(self) -> None:
+        """Note that the plan is there: what follows is input."""
+        self._note((self._begin_input, self._mark()))
+
+    def end_fetch(self) -> None:
+        """Note that the batch is there."""
+        if self._in_fetch:
+            self._in_fetch, self._is_gap = False, True
+            self._gap = None if self._count is None else self._count()
+        self._note((self._meter.end_fetch, self._mark()))
+
+    def open_gap(self) -> None:
+        """Note that a forward or a backward is over."""
+        self._is_gap = True
+        self._gap = None if self._count is None else self._count()
+        self._note((self._meter.open_gap, self._mark()))
+
+    def close_gap(self, then: Phase = Phase.FORWARD) -> None:
+        """Note that the next one begins."""
+        met = False
+        if self._gap is not None and self._count is not None:
+            met, self._gap = self._count() != self._gap, None
+            self._had_others |= met
+        was_gap, self._is_gap = self._is_gap, False
+        if was_gap and not met and then is Phase.FORWARD:
+            return  # as which the gap counts: no mark is needed
+        self._note((self._close_gap, self._mark(), then, met))
+
+    def grad_ready(self) -> None:
+        """Note that a parameter got its gradient: the last one's ends own backward.
+
+        For backwards at whose end others have been waited for already (``NestedBackwards``).
+        """
+        self._newest_grad = self._mark()
+
+    def end(self) -> None:
+        """Note that own backward is done."""
+        at, self._newest_grad = self._newest_grad, None
+        self._note((self._meter.end, self._mark() if at is None else at))
+
+    def waited(self) -> None:
+        """Note that the reduction after a backward is over."""
+        self._note((self._meter.waited, self._mark()))
+
+    def pause(self) -> None:
+        """Wait until all so far is done: what follows is a wait for input, until ``resume``."""
+        begin = self._mark()
+        self.clock.wait(begin)
+        self._paused = begin, perf_counter()
+
+    def resume(self) -> float:
+        """Return how many seconds that took."""
+        begin, began_s = self._paused
+        self._note((self._meter.pause, begin, self._mark()))
+        return perf_counter() - began_s
+
+    def exclude(self, begin: Any, end: Any) -> None:
+        """Leave the time between two marks out: it was spent waiting for others."""
+        self._note((self._meter.exclude, begin, end))
+
+    @contextmanager
+    def block(self, phase: Phase) -> Iterator[None]:
+        """Return a context whose time is that of ``phase``, such as an evaluation: no computing.
+
+        One that goes on past its step is left out of none: a loop over an evaluation may be left
+        alone, and its iterator ends when Python drops it. On another thread it counts nothing.
+        """
+        counts = threading.get_ident() == self._thread_id
+        if counts:
+            self._note((self._meter.enter, self._mark(), phase))
+        try:
+            yield
+        finally:
+            if counts and threading.get_ident() == self._thread_id:
+                self._note((self._meter.leave, self._mark()))
+
+    @property
+    def has_others(self) -> bool:
+        """Whether the script has collectives of its own, as far as they began in gaps."""
+        gap = self._gap  # another thread asks
+        open_one = gap is not None and self._count is not None and self._count() != gap
+        return self._had_others or open_one
+
+    def later(self, call: Callable[[StepMeter], None]) -> None:
+        """Have a call made once all so far is worked out."""
+        self._note((call, self._meter))
+
+    def settle(self) -> None:
+        """Work out what was noted, on the calling thread."""
+        notes = self._notes
+        with self._settling:
+            while notes:
+                call, *given = notes.popleft()
+                call(*given)
+
+    def settle_if_long(self) -> None:
+        """Work it out where it became much: whoever does it else may have been stopped."""
+        if len(self._notes) > _MOST_NOTES:
+            self.settle()
+
+    def take_times(self, *, least_s: float) -> list[tuple[int, tuple[int, ...]]]:
+        """Return the steps that are over by now with their times; see ``Timeline.take``."""
+        with self._settling:
+            return self._meter.timeline.take(least_s=least_s)
+
+    def close(self) -> None:
+        """Hear of optimizers no more."""
+        for hook in self._hooks:
+            hook.remove()
+
+    def optimizer(self, *, begins: bool) -> None:
+        """Note that an optimizer's step begins or ends."""
+        if threading.get_ident() != self._thread_id:
+            return
+        call = self._enter_optimizer if begins else self._leave_optimizer
+        self._note((call, self._mark()))
+
+    def _begin_step(self, number: int, at: Any) -> None:
+        self._meter.timeline.begin(number, at=at)
+
+    def _begin_input(self, at: Any) -> None:
+        self._meter.timeline.go(Phase.INPUT, at=at)
+
+    def _close_gap(self, at: Any, then: Phase, met: bool) -> None:
+        self._meter.close_gap(at, then, met=met)
+
+    def _enter_optimizer(self, at: Any) -> None:
+        self._meter.timeline.enter(Phase.OPTIMIZER, at=at)
+
+    def _leave_optimizer(self, at: Any) -> None:
+        self._meter.timeline.leave(at=at)
+
+
+def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> tuple[Any, Any]:
+    """Have a recorder hear of the steps of optimizers, as long as it lives.
+
+    A step that is compiled runs no hook: in its graph a hook would be a break.
+    """
+
+    def before(*_: Any) -> None:
+        if not torch.compiler.is_compiling() and (alive := recorder()) is not None:
+            alive.optimizer(begins=True)
+
+    def after(*_: Any) -> None:
+        if not torch.compiler.is_compiling() and (alive := recorder()) is not None:
+            alive.optimizer(begins=False)
+
+    return register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
