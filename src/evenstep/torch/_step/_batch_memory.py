@@ -46,15 +46,12 @@ class _Part(Generic[T]):
         return tensor.shape[0] / self.rows if tensor.shape[0] <= self.rows else None
 
 
+@dataclass(eq=False, slots=True)
 class _Storage(Generic[T]):
     """Memory of which handed-out tensors are parts, mostly of one."""
 
-    __slots__ = ("alive", "parts")
-
-    def __init__(self, memory: torch.UntypedStorage) -> None:
-        # The weak reference keeps the address from being given to other memory.
-        self.alive = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
-        self.parts: list[_Part[T]] = []
+    alive: StorageWeakRef  # which keeps the address from being given to other memory
+    parts: list[_Part[T]]
 
     def parts_of(self, tensor: torch.Tensor) -> list[_Part[T]]:
         """Return what ``tensor`` may be: what begins where it does, or the newest it lies in."""
@@ -95,8 +92,12 @@ class BatchMemory(Generic[T]):
         """Return how many storages are known."""
         return len(self._storages)
 
-    def add(self, tensors: Sequence[torch.Tensor], owner: T) -> None:
-        """Note that ``tensors``, which have memory, are handed out."""
+    def add(self, tensors: Sequence[torch.Tensor], owner: T) -> bool:
+        """Note that ``tensors``, which have memory, are handed out.
+
+        Return whether none of their memory was handed out before.
+        """
+        is_new = True
         self._num_batches += 1
         self._num_added += len(tensors)
         if self._num_batches == _LOOK_EVERY:
@@ -107,15 +108,19 @@ class BatchMemory(Generic[T]):
             address = address_of(memory)
             storage = self._storages.get(address)
             if storage is None:
-                storage = self._storages[address] = _Storage(memory)
+                alive = StorageWeakRef(memory)  # type: ignore[no-untyped-call]
+                storage = self._storages[address] = _Storage(alive, [])
             first, size = tensor.data_ptr(), tensor.numel()
             rows = tensor.shape[0] if tensor.ndim else 1
             stride = tensor.stride(0) if tensor.ndim else 0
             end = first + size * tensor.element_size()
             version = version_of(tensor)
             storage.parts.append(_Part(owner, first, end, size, rows, stride, version))
-            if len(storage.parts) > _MOST_PARTS:
-                del storage.parts[: _MOST_PARTS // 2]
+            if len(storage.parts) > 1:
+                is_new = False
+                if len(storage.parts) > _MOST_PARTS:
+                    del storage.parts[: _MOST_PARTS // 2]
+        return is_new
 
     def find(self, tensors: Sequence[torch.Tensor]) -> Found[T] | None:
         """Return whose memory ``tensors``, which have some, are; None if they are unknown."""
@@ -153,6 +158,15 @@ def has_memory(tensor: Any) -> bool:
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
         return False
     return bool(tensor.numel() > 0)
+
+
+def with_memory(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return those of ``tensors`` that have rows in memory of their own."""
+    return [
+        one
+        for one in tensors
+        if one.layout is torch.strided and not one.is_meta and not one.is_nested and one.numel()
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,20 +215,27 @@ def _some(tensor: torch.Tensor) -> torch.Tensor:
 
 
 class Layouts:
-    """Where the rows of batches lie: along the first dimension, or along the second."""
+    """Where the rows of batches lie: along the first dimension, or along the second.
+
+    Attributes:
+        forms: of batches of which all is known that there is to know.
+    """
 
     def __init__(self) -> None:
+        self.forms: set[tuple[Any, ...]] = set()
         self._layouts: set[tuple[int, torch.Size]] = set()  # where rows lie, and the other sizes
         self._shapes: set[tuple[torch.Size, int]] = set()  # of which that is known
 
     def note(self, tensors: Sequence[torch.Tensor], size: int) -> None:
         """Remember along which dimension of a batch's tensors its rows lie."""
+        if len(self.forms) > _MOST_LAYOUTS:
+            self.forms.clear()
         for tensor in tensors:
             if (tensor.shape, size) in self._shapes:
                 continue
             if len(self._shapes) > _MOST_LAYOUTS:  # of text of all lengths, say
-                self._shapes.clear()
-                self._layouts.clear()
+                for known in (self._shapes, self._layouts, self.forms):
+                    known.clear()
             self._shapes.add((tensor.shape, size))
             if size in tensor.shape[:2]:
                 at = tensor.shape[:2].index(size)

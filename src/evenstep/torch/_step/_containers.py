@@ -18,7 +18,7 @@ def tensors_in(item: Any) -> list[torch.Tensor]:
     At every hand-out and every forward, so without recursion. Of an object that is no container,
     such as a graph with its features, attributes are looked at; of objects in those, none are.
     """
-    is_plain = type(item) in (tuple, list) and all([type(e) is torch.Tensor for e in item])
+    is_plain = type(item) in _PLAIN and set(map(type, item)) == _TENSORS
     return list(item) if is_plain else _found_in(item)  # plain, as nearly always
 
 
@@ -45,6 +45,7 @@ def _found_in(item: Any) -> list[torch.Tensor]:
     return found
 
 
+_PLAIN, _TENSORS = {tuple, list}, {torch.Tensor}
 _CLOSED = (type, torch.nn.Module, types.FunctionType, types.ModuleType)
 
 

@@ -35,7 +35,7 @@ import torch
 from ..._run._step_under_way import StepUnderWay
 from ..._types import IntArray
 from ...exceptions import invalid
-from ._batch_memory import BatchMemory, Found, Layouts, LostRows, Peek, has_memory
+from ._batch_memory import BatchMemory, Found, Layouts, LostRows, Peek, with_memory
 from ._containers import tensors_in
 from ._unknown_weights import not_told, rows_of_several
 
@@ -64,9 +64,10 @@ class Ticket:
         is_trained: whether one of its own forwards, beyond doubt, has had a backward.
         peeks: some values of its tensors, if they were looked at when they were handed out.
         tensors: weak references to its tensors.
+        is_new: whether no other batch had their memory.
         has_rows: whether one of its tensors has a row for each sample, or it has no tensors.
-        is_indices: whether it is one tensor of indices, and inputs are made from what they stand
-            for.
+        is_indices: whether it is one row of integers, as a loader of indices hands out: inputs are
+            made from what they stand for.
         keys: what its samples draw random numbers by, stand-ins included; None where those are
             the rank's own.
         num_draws: dropouts, and the like, in its forwards so far.
@@ -84,6 +85,7 @@ class Ticket:
     is_trained: bool = False
     peeks: tuple[Peek, ...] = ()
     tensors: tuple[weakref.ref[torch.Tensor], ...] = ()
+    is_new: bool = False
     has_rows: bool = True
     is_indices: bool = False
     keys: IntArray | None = None
@@ -186,19 +188,36 @@ class Tickets:
             peeks: whether copies of it may have to be recognised.
         """
         with self._lock:
-            self._live = [other for other in self._live if not other.is_trained]
-            self._live.append(ticket)
-            if len(self._live) > _MOST_WAITING:
-                del self._live[0]
-            if self._identifies:
-                tensors = [tensor for tensor in tensors_in(batch) if has_memory(tensor)]
-                self._memory.add(tensors, ticket)
-                self._layouts.note(tensors, ticket.size)
-                ticket.has_rows = self._rows.has(tensors, ticket.size, units=ticket.step.units)
-                ticket.is_indices = _are_indices(tensors)
-                ticket.tensors = tuple(map(weakref.ref, tensors[:_MOST_PEEKS]))
-                if peeks or self._mixes:
-                    ticket.peeks = _peeks(tensors[:_MOST_PEEKS])
+            live = self._live
+            while live and live[0].is_trained:
+                del live[0]
+            if len(live) > 1:
+                live = self._live = [other for other in live if not other.is_trained]
+            live.append(ticket)
+            if len(live) > _MOST_WAITING:
+                del live[0]
+            if not self._identifies:
+                return
+            tensors = with_memory(tensors_in(batch))
+            ticket.is_new = self._memory.add(tensors, ticket)
+            self._note_form(ticket, tensors)
+            ticket.is_indices = (
+                len(tensors) == 1 and tensors[0].ndim == 1 and tensors[0].dtype is torch.int64
+            )
+            ticket.tensors = tuple(map(weakref.ref, tensors[:_MOST_PEEKS]))
+            if peeks or self._mixes:
+                ticket.peeks = _peeks(tensors[:_MOST_PEEKS])
+
+    def _note_form(self, ticket: Ticket, tensors: Sequence[torch.Tensor]) -> None:
+        """Remember where the rows of such a batch lie; a form that has them is looked at once."""
+        units, size = ticket.step.units, max(ticket.num_samples, 1)
+        form = size, units is None, *[tensor.shape for tensor in tensors]
+        if form in self._layouts.forms:
+            return
+        self._layouts.note(tensors, size)
+        ticket.has_rows = self._rows.has(tensors, size, units=units)
+        if ticket.has_rows:
+            self._layouts.forms.add(form)
 
     def retire(self, is_done: Callable[[Ticket], bool]) -> None:
         """Have tickets be found by memory alone from now on, as those that were trained on are."""
@@ -221,7 +240,7 @@ class Tickets:
         if not self._identifies:
             return self.match(())
         with self._lock:
-            found = self._memory.find([one for one in tensors_in(batch) if has_memory(one)])
+            found = self._memory.find(with_memory(tensors_in(batch)))
             ticket = None if found is None else self._ticket_of(found)
         if ticket is None:
             raise invalid(
@@ -234,7 +253,12 @@ class Tickets:
 
     def match(self, tensors: Sequence[torch.Tensor]) -> Match | None:
         """Return to which tickets a forward with these inputs belongs; None outside of a step."""
-        tensors = [tensor for tensor in tensors if has_memory(tensor)]
+        with self._lock:
+            newest = self._newest_of(tensors) if self._identifies else None
+        return self._by_evidence(tensors) if newest is None else newest
+
+    def _by_evidence(self, tensors: Sequence[torch.Tensor]) -> Match | None:
+        tensors = with_memory(tensors)
         with self._lock:
             found = self._memory.find(tensors) if self._identifies else None
             match = None if found is None else self._by_memory(found)
@@ -266,6 +290,23 @@ class Tickets:
         live.sort(key=lambda ticket: ticket.num_backwards > 0)
         return Match(tuple(live), not_told([one.num_samples for one in live]), is_open=True)
 
+    def _newest_of(self, tensors: Sequence[torch.Tensor]) -> Match | None:
+        """Return the newest batch, if the inputs are tensors of it alone; None if they may not be.
+
+        As in nearly all loops. By memory it would be the same.
+        """
+        live = self._live
+        if not (live and tensors and (ticket := live[-1]).is_new):
+            return None
+        own = [ref() for ref in ticket.tensors]
+        for tensor in tensors:
+            for one in own:
+                if one is tensor:
+                    break
+            else:
+                return None
+        return Match((ticket,), ticket.weight, 1.0, is_certain=True)
+
     def _by_memory(self, found: Found[Ticket]) -> Match | None:
         """Return whose memory it is; None if that does not tell."""
         if not found.owners and self._live:
@@ -285,11 +326,6 @@ class Tickets:
         if _agree(found.owners):
             return (live or found.owners)[-1]
         return live[-1] if _agree(live) else None
-
-
-def _are_indices(tensors: Sequence[torch.Tensor]) -> bool:
-    """Tell whether a batch is one row of integers, as a loader of indices hands out."""
-    return len(tensors) == 1 and tensors[0].ndim == 1 and tensors[0].dtype is torch.int64
 
 
 def _of_indices(live: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> Match | None:
