@@ -171,7 +171,7 @@ class Parts:
             weighs=weighs,
             draws_by_sample=self.runtime.sample_seed is not None,
         )
-        self.watch.before_steps(model.place)
+        self.watch.before_steps(model.is_moved, model.place)
         self.models.append(model)
         if weighs and crew.num_workers > 1 and not isinstance(self.policy, Equal):
             self.models.watch_others(self.steps, self.backward)

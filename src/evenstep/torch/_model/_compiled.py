@@ -7,6 +7,7 @@ is compiled: traced, it would split graphs and leave guards on what changes at e
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import torch
@@ -108,7 +109,7 @@ class Untraced:
 
     def __init__(self, hooks: Sequence[Callable[..., Any]], run: Callable[..., Any]) -> None:
         self.hooks = tuple(hooks)
-        self._run = run
+        self._run = self.hooks[0] if len(self.hooks) == 1 else partial(run, self.hooks)
         self.call = torch.compiler.disable(self._called, reason=_REASON)  # type: ignore[no-untyped-call]
 
     def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
@@ -117,12 +118,10 @@ class Untraced:
     def __call__(self, *args: Any) -> Any:
         """Call the hooks, untraced."""
         # Around a compiler that is not there, the way takes longer than the hooks.
-        if torch.compiler.is_compiling():
-            return self.call(*args)
-        return self._run(self.hooks, *args)
+        return self.call(*args) if torch.compiler.is_compiling() else self._run(*args)
 
     def _called(self, *args: Any) -> Any:
-        return self._run(self.hooks, *args)
+        return self._run(*args)
 
 
 def _before(hooks: Sequence[Callable[..., Any]], module: nn.Module, *given: Any) -> Any:
@@ -157,6 +156,10 @@ class Surround:
             on with.
         before: likewise, after the user's.
         after: called with the output too after every forward; its answer is taken.
+
+    Attributes:
+        module: as given.
+        call: what stands around its compiled call; None where hooks serve.
     """
 
     def __init__(
@@ -170,7 +173,7 @@ class Surround:
         self.module = module
         self._first, self._before, self._after = first, before, after
         self._handles: list[RemovableHandle] = []
-        self._call: Any = None
+        self.call: Any = None
 
     def place(self, *, traced: bool = False) -> None:
         """Put the calls where they belong now; repeated, as a model may be compiled late.
@@ -179,7 +182,7 @@ class Surround:
             traced: whether the module is called from inside of a compiled one.
         """
         present = self.module.__dict__.get(IN_PLACE)
-        if present is not None and present is self._call:
+        if present is not None and present is self.call:
             return
         if present is None and not traced:
             if not self._handles:
@@ -187,15 +190,15 @@ class Surround:
             return
         self._take_off()
         before = Untraced((*self._first, *self._before), _before)
-        self._call = _around(self.module, present, before, Untraced(self._after, _after))
-        self.module.__dict__[IN_PLACE] = self._call
+        self.call = _around(self.module, present, before, Untraced(self._after, _after))
+        self.module.__dict__[IN_PLACE] = self.call
 
     def release(self) -> None:
         """Leave the module as it was."""
         self._take_off()
-        if self._call is not None and self.module.__dict__.get(IN_PLACE) is self._call:
-            _restore(self.module, self._call)
-        self._call = None
+        if self.call is not None and self.module.__dict__.get(IN_PLACE) is self.call:
+            _restore(self.module, self.call)
+        self.call = None
 
     def _register(self) -> None:
         before, after = self.module.register_forward_pre_hook, self.module.register_forward_hook

@@ -55,9 +55,12 @@ class Others:
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
         """Look what an optimizer is about to change; at a step of it within one of the run."""
+        look = self._looks.get(optimizer)
+        if look is not None and look.rests:
+            look.rests -= 1
+            return
         if self._is_over or self._steps.num_samples is None or backward_number() >= 0:
             return
-        look = self._looks.get(optimizer)
         if look is None:
             look = self._looks[optimizer] = _Look()
         if look.goes_on():
@@ -98,21 +101,29 @@ class Others:
 
 
 class _Look:
-    """Which steps of an optimizer are looked at, and the hooks on what it trains."""
+    """Which steps of an optimizer are looked at, and the hooks on what it trains.
+
+    Attributes:
+        rests: steps from here on that are not looked at.
+        watched: the hooks, by the id of the parameter.
+    """
 
     def __init__(self) -> None:
-        self._num_steps, self._until, self._next = 0, _TRIAL, _SECOND_LOOK
+        self._num_looks, self._next = 0, _SECOND_LOOK
+        self.rests = 0
         self.watched: dict[int, Any] = {}
 
     def goes_on(self) -> bool:
         """Count a step, and tell whether it is looked at."""
-        step = self._num_steps
-        self._num_steps += 1
-        if step == self._next:
-            self._until, self._next = step + _TRIAL, 2 * step
-        if step == self._until:
-            self.end()
-        return step < self._until
+        if self._num_looks < _TRIAL:
+            self._num_looks += 1
+            return True
+        self.end()
+        # This step is none that is looked at; nor are those up to the next look.
+        done = _TRIAL if self._next == _SECOND_LOOK else self._next // 2 + _TRIAL
+        self.rests, self._num_looks = self._next - done - 1, 0
+        self._next *= 2
+        return False
 
     def end(self) -> None:
         """Take the hooks off."""

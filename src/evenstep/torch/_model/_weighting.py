@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections import defaultdict, deque
 from collections.abc import Callable
+from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
@@ -105,7 +106,9 @@ class _OutputScale(torch.autograd.Function):
         ctx.backward_of.entered(ctx.use)
         # A Python number: no copy to the device, and never rounded to half precision, where
         # 11/14 + 3/14 is not 1: torch multiplies those in single.
-        weight = known(ctx.use.weight)
+        weight = ctx.use.weight
+        if not isinstance(weight, float):
+            weight = weight()
         if weight == 0.0:  # a mean over nothing has a gradient of NaN, and 0 * NaN is NaN
             return torch.zeros_like(grads[0]), None, None, None, None
         # Of a loss, as the script multiplies it: its own gradient is nothing but that factor.
@@ -146,6 +149,7 @@ class _InputUnscale(torch.autograd.Function):
         return (grads[0] / weight if weight else torch.zeros_like(grads[0])), None
 
 
+_NEEDS_GRADIENT = attrgetter("requires_grad")
 _Shared = EvenstepOutputThatSharesMemory_CloneItFirst
 # Autograd names a node by its function.
 _SCALED = f"{_OutputScale.__name__}Backward", f"{_Shared.__name__}Backward"
@@ -174,7 +178,14 @@ def scale(
         first_order: whether a backward that builds a graph is refused. It is at a model's output,
             where the weight would enter a non-linear term; at the loss it is linear.
     """
-    shared = () if type(value) is torch.Tensor else _in_memory_of_several(value)
+    if type(value) is torch.Tensor:  # as nearly always, and without a cycle to be collected
+        if not value.requires_grad:
+            return value, 0
+        base = base_of(value)
+        is_shared = value.is_leaf or (base is not None and base.is_leaf)
+        function = _Shared if is_shared else _OutputScale
+        return function.apply(value, use, backward, first_order, 0), 1  # type: ignore[no-untyped-call]
+    shared = _in_memory_of_several(value)
 
     def scaled(tensor: torch.Tensor, number: int) -> Any:
         base = base_of(tensor)
@@ -313,7 +324,8 @@ class ForwardHook:
         if use is not None and self._weighs:
             if use.match.other_rows:
                 self._strange.look(use, tensors)
-            if feeds_back(tensors, type(module).__name__):
+            # Data needs no gradient: in most loops there is nothing to walk back from.
+            if True in map(_NEEDS_GRADIENT, tensors) and feeds_back(tensors, type(module).__name__):
                 changed = inputs, keywords = unscale(inputs, use), unscale(keywords, use)
         if self._watch is not None and self._watch.marks:
             self._watch.mark(module, inputs, keywords)
@@ -326,7 +338,7 @@ class ForwardHook:
             return output
         self._steps.end_use()
         if use.reduces:
-            if not self._waits():
+            if self._awaited and not self._waits():
                 self._awaited.clear()
             self._awaited.append(use)
         if not self._weighs:
@@ -349,7 +361,10 @@ class ForwardHook:
 
     def _waits(self) -> bool:
         """Tell whether DDP waits for a backward still, of one of the newest forwards."""
-        return bool(self._awaited) and all(use.reduces for use in self._awaited)
+        for use in self._awaited:
+            if not use.reduces:
+                return False
+        return bool(self._awaited)
 
 
 def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:

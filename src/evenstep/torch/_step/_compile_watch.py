@@ -48,7 +48,7 @@ class CompileWatch(StepObserver):
         self.marks = False
         self.has_parts = False
         self.holds = False
-        self._places: list[Callable[[], None]] = []
+        self._places: list[tuple[Callable[[], bool], Callable[[], None]]] = []
         self.varies = True
         self.on_cuda = False
         self._handler: Any = None
@@ -62,22 +62,27 @@ class CompileWatch(StepObserver):
     @property
     def stalled(self) -> bool:
         """Whether something was compiled, or tuned, in the step under way."""
-        return self._stalled or (self._handler is not None and not self._is_heard())
+        handler = self._handler
+        return self._stalled or (
+            handler is not None and self._noticed not in handler.start_callbacks
+        )
 
-    def before_steps(self, place: Callable[[], None]) -> None:
-        """Have ``place`` called before every step: hooks follow a model that is compiled late."""
-        self._places.append(place)
+    def before_steps(self, is_moved: Callable[[], bool], place: Callable[[], None]) -> None:
+        """Have ``place`` called before a step where ``is_moved``: a model may be compiled late."""
+        self._places.append((is_moved, place))
 
     def begin_step(self, step: int) -> None:
         """Begin to look at a step, and say once what was found in those before."""
         self._stalled = False
         if self._handler is None:  # nothing can be compiled before torch's compiler is imported
             self._handler = compile_callbacks()
-        if self._handler is not None and not self._is_heard():
-            self._handler.register_start_callback(self._noticed)
+        handler = self._handler
+        if handler is not None and self._noticed not in handler.start_callbacks:
+            handler.register_start_callback(self._noticed)  # again, where a reset forgot it
             self.clock.listen()
-        for place in self._places:
-            place()
+        for is_moved, place in self._places:
+            if is_moved():
+                place()
         if self._tell:
             text, self._tell = self._tell, ""
             warnings.warn(text, EvenstepWarning, stacklevel=2)
@@ -92,12 +97,7 @@ class CompileWatch(StepObserver):
 
     def end_forward(self) -> None:
         """Note that it is over."""
-        self._in_forward = False
-
-    def end_step(self, step: int) -> None:
-        """Note that what follows is not training."""
-        self._num_samples = 0
-        self._in_forward = False
+        self._in_forward, self._num_samples = False, 0
 
     def mark(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         """Mark the batch dimension of tensors as dynamic, so that no size gets its own graph.
@@ -116,12 +116,9 @@ class CompileWatch(StepObserver):
         """Stop listening."""
         self._places.clear()
         self.clock.close()
-        if self._handler is not None and self._is_heard():
-            self._handler.remove_start_callback(self._noticed)
-
-    def _is_heard(self) -> bool:
-        """Tell whether torch will call back: a reset of its compiler forgets us."""
-        return self._noticed in self._handler.start_callbacks
+        handler = self._handler
+        if handler is not None and self._noticed in handler.start_callbacks:
+            handler.remove_start_callback(self._noticed)
 
     def _noticed(self, *_: Any) -> None:
         """Be called back by torch, in the middle of a forward or a backward."""
