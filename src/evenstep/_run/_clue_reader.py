@@ -52,6 +52,7 @@ class ClueReader(StepObserver):
         self._compiled_s: Callable[[], float] = lambda: 0.0
         self._alloc_retries: Callable[[], int] = lambda: 0
         self._input_size: Callable[[Sequence[Any]], tuple[int, int]] = lambda inputs: (0, 0)
+        self._later: Callable[[tuple[Any, ...]], object] = lambda call: None
         self._is_on = self._by_cost = False
         self._step = -1  # the one under way
         self._gc_s = self._compile_s = 0.0  # that were told, or were before
@@ -67,6 +68,7 @@ class ClueReader(StepObserver):
         alloc_retries: Callable[[], int] = lambda: 0,
         input_size: Callable[[Sequence[Any]], tuple[int, int]] = lambda inputs: (0, 0),
         by_cost: bool = False,
+        later: Callable[[tuple[Any, ...]], object] = lambda call: call[0](*call[1:]),
     ) -> None:
         """Begin to read.
 
@@ -75,9 +77,10 @@ class ClueReader(StepObserver):
             alloc_retries: how often the allocator gave back memory to find some, so far.
             input_size: samples and size of what a forward is given.
             by_cost: whether samples are assigned by cost.
+            later: makes a call, given with its arguments, perhaps later and on another thread.
         """
         self._compiled_s, self._alloc_retries = compile_s, alloc_retries
-        self._input_size, self._by_cost = input_size, by_cost
+        self._input_size, self._by_cost, self._later = input_size, by_cost, later
         self._garbage.open()
         self._is_on = True
 
@@ -89,7 +92,9 @@ class ClueReader(StepObserver):
     def begin_step(self, step: int) -> None:
         if self._is_on:
             try:
-                self._end_step()
+                size, number, self._size, self._num_samples = self._size, self._num_samples, 0, 0
+                counted_s = self._garbage.total_s, self._compiled_s()
+                self._later((self._end_step, self._step, *counted_s, size, number))
                 self._step = step
                 if self._now() >= self._look_s:
                     self._look()
@@ -119,26 +124,27 @@ class ClueReader(StepObserver):
         log_fault(self._step, error, _GOES_ON)
         self.close()
 
-    def _end_step(self) -> None:
-        gc_s, compile_s = self._garbage.total_s, self._compiled_s()
+    def _end_step(
+        self, step: int, gc_s: float, compile_s: float, size: int, num_samples: int
+    ) -> None:
+        """Keep what was noticed in a step; on any thread, one step after the other."""
         gc_us = compile_us = 0
         if gc_s + compile_s >= self._gc_s + self._compile_s + _LEAST_S:
             gc_us = round((gc_s - self._gc_s) * 1e6)
             compile_us = round((compile_s - self._compile_s) * 1e6)
             self._gc_s, self._compile_s = gc_s, compile_s
-        length = self._length() if self._size else 0
-        self._size = self._num_samples = 0
-        if (gc_us or compile_us or length) and self._step >= 0:
-            self._known[self._step] = StepClues(gc_us=gc_us, compile_us=compile_us, size=length)
+        length = self._length(size, num_samples) if size else 0
+        if (gc_us or compile_us or length) and step >= 0:
+            self._known[step] = StepClues(gc_us=gc_us, compile_us=compile_us, size=length)
             if len(self._known) > _MOST_UNTOLD:
                 self._known.pop(next(iter(self._known)), None)  # another thread may take it
 
-    def _length(self) -> int:
+    def _length(self, size: int, num_samples: int) -> int:
         """Return what the step's inputs have above the mean; 0 where all samples are alike."""
-        number = 1 if self._by_cost else self._num_samples
-        self._whole_size += self._size
+        number = 1 if self._by_cost else num_samples
+        self._whole_size += size
         self._whole_number += number
-        return self._size - self._whole_size * number // max(self._whole_number, 1)
+        return size - self._whole_size * number // max(self._whole_number, 1)
 
     def _look(self) -> None:
         """Look at the process and its machine; at first only to compare with later."""

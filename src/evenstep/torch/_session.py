@@ -257,6 +257,7 @@ class Session:
                 alloc_retries=partial(alloc_retries, device),
                 input_size=input_size,
                 by_cost=parts.loaders[0].costs is not None,
+                later=recorder.note,
             )
             observers.append(parts.clues)
         self.steps.open(

@@ -134,7 +134,7 @@ class StepConductor:
 
     def at(self, step: int) -> Plan:
         """Return the plan of ``step``: the plan point. Finish the step under way if it is used."""
-        trains = self._trains()
+        trains = self._thread_id is None or self._thread_id == threading.get_ident()
         if trains:
             if self._step is not None and self._step.num_backwards:
                 if not self._step.reported:
@@ -201,10 +201,11 @@ class StepConductor:
         self.recorder.end_fetch()
         if opened.num_forwards == 1 and (self._cuts or opened.follows):
             self._start(opened)
-        if is_last:
-            self.recorder.begin_last(done=opened.size_done, size=opened.size_done + part.size)
-        opened.size_done += part.size
-        opened.largest = max(opened.largest, part.size)
+        size = part.size
+        if is_last and self._cuts:
+            self.recorder.begin_last(done=opened.size_done, size=opened.size_done + size)
+        opened.size_done += size
+        opened.largest = max(opened.largest, size)
 
     def claim(
         self, step: int, *, speed: float | None = None, own: bool = False
@@ -287,17 +288,20 @@ class StepConductor:
             return None
         self._exchange.losses.check_way()
         self._thread_id = threading.get_ident()
-        use = self._newest_use = ForwardUse.of(match, model, reduces=reduces)
+        ticket = match.tickets[0]
+        use = self._newest_use = ForwardUse(
+            match, ticket, match.weight, model, reduces, ticket.step.compares
+        )
         if match.is_open and reduces:
             use.weight = partial(self._weights.by_others, use, self._books)
-        step = use.ticket.step
+        step = ticket.step
         if step is not self._step:
             self._go_to(step)
         if not step.is_used:
             self._begin_to_use(step)
         self.recorder.close_gap()
         for begin_forward in self._at_forward:
-            begin_forward(use.ticket.num_samples, is_last=use.ticket.is_last)
+            begin_forward(ticket.num_samples, is_last=ticket.is_last)
         for saw_inputs in self._at_inputs:
             saw_inputs(tensors)
         return use
@@ -451,10 +455,10 @@ class StepConductor:
         if step.is_used:
             step.is_clear = False
         else:
-            self.recorder.next_step(step.number)
-            self._reporter.begin_step()
             for begin_step in self._at_begin:
                 begin_step(step.number)
+            self.recorder.next_step(step.number)
+            self._reporter.begin_step()
 
     def _begin_to_use(self, step: StepUnderWay) -> None:
         """Have the first forward of a step begin: its batch may have been fetched long before."""
@@ -477,25 +481,31 @@ class StepConductor:
 
     def _note_backward(self, step: StepUnderWay, uses: Sequence[ForwardUse]) -> None:
         """Count a backward for every step that it went through."""
-        steps = {use.ticket.step for use in uses}
+        newest, loop = uses[0].ticket.step, self._loop
+        through: list[StepUnderWay] = []
         for use in uses:
-            use.ticket.num_backwards += 1
-            use.ticket.is_trained |= use.match.is_certain
-        for one in steps:
-            one.num_backwards += 1
-            one.is_clear &= steps == {step}
-            self._loop.newest_used = max(self._loop.newest_used, one.number)
-        self.plan_in_use = max(steps, key=lambda one: one.number).plan
-        step.is_clear &= steps == {step}
+            ticket = use.ticket
+            ticket.num_backwards += 1
+            ticket.is_trained |= use.match.is_certain
+            if (one := ticket.step) not in through:
+                through.append(one)
+                one.num_backwards += 1
+                loop.newest_used = max(loop.newest_used, one.number)
+                if one.number > newest.number:
+                    newest = one
+        self.plan_in_use = newest.plan
+        if len(through) > 1 or newest is not step:
+            for one in (step, *through):
+                one.is_clear = False
         if step.reported and not step.is_over:  # too early: one backward more than was foreseen
             step.is_underrated = True
 
     def _finish(self, step: StepUnderWay) -> None:
         """End a step that has had its backwards."""
-        self._seen = self.num_samples_seen
         self._step = None
         if step.is_over:
             return
+        self._seen = self._seen[0] + step.num_samples, step.num_samples
         step.is_over = True
         if not step.reported:
             self._reporter.send(step)

@@ -40,15 +40,17 @@ class Recorder:
 
     Attributes:
         clock: of the meter.
+        meter: as given.
+        note: has a call made once all so far is worked out; a tuple with what it is called with.
     """
 
     def __init__(self, meter: StepMeter, count: Callable[[], int] | None = None) -> None:
         self.clock = meter.clock
         self._mark = meter.clock.mark
-        self._meter = meter
+        self.meter = meter
         self._count = count
         self._notes: deque[tuple[Any, ...]] = deque()
-        self._note = self._notes.append
+        self.note = self._notes.append
         self._settling = threading.RLock()
         self._thread_id = 0
         self._in_fetch = False
@@ -62,41 +64,41 @@ class Recorder:
     def next_step(self, number: int) -> None:
         """End the step before, and begin one: it is handed out, or used."""
         self._thread_id = threading.get_ident()
-        self._note((self._begin_step, number, self._mark()))
+        self.note((self._begin_step, number, self._mark()))
 
     def begin(self) -> None:
         """Start the clock of a step: its batch is being handed out."""
         self._in_fetch, self._newest_grad, self._is_gap = False, None, True
         self._gap = None if self._count is None else self._count()
-        self._note((self._meter.begin, self._mark()))
+        self.note((self.meter.begin, self._mark()))
 
     def begin_last(self, *, done: int, size: int) -> None:
         """Note that the last forward's batch is about to be handed out; sizes are in samples."""
-        self._note((self._meter.begin_last, self._mark(), done, size))
+        self.note((self.meter.begin_last, self._mark(), done, size))
 
     def begin_fetch(self, *, in_step: bool) -> None:
         """Note that the loop comes back for another batch, perhaps in the middle of a step."""
         if in_step:
             self.close_gap()
         self._gap, self._in_fetch, self._is_gap = None, in_step, False
-        self._note((partial(self._meter.begin_fetch, in_step=in_step), self._mark()))
+        self.note((partial(self.meter.begin_fetch, in_step=in_step), self._mark()))
 
     def planned(self) -> None:
         """Note that the plan is there: what follows is input."""
-        self._note((self._begin_input, self._mark()))
+        self.note((self._begin_input, self._mark()))
 
     def end_fetch(self) -> None:
         """Note that the batch is there."""
         if self._in_fetch:
             self._in_fetch, self._is_gap = False, True
             self._gap = None if self._count is None else self._count()
-        self._note((self._meter.end_fetch, self._mark()))
+        self.note((self.meter.end_fetch, self._mark()))
 
     def open_gap(self) -> None:
         """Note that a forward or a backward is over."""
         self._is_gap = True
         self._gap = None if self._count is None else self._count()
-        self._note((self._meter.open_gap, self._mark()))
+        self.note((self.meter.open_gap, self._mark()))
 
     def close_gap(self, then: Phase = Phase.FORWARD) -> None:
         """Note that the next one begins."""
@@ -107,7 +109,7 @@ class Recorder:
         was_gap, self._is_gap = self._is_gap, False
         if was_gap and not met and then is Phase.FORWARD:
             return  # as which the gap counts: no mark is needed
-        self._note((self._close_gap, self._mark(), then, met))
+        self.note((self._close_gap, self._mark(), then, met))
 
     def grad_ready(self) -> None:
         """Note that a parameter got its gradient: the last one's ends own backward.
@@ -119,11 +121,11 @@ class Recorder:
     def end(self) -> None:
         """Note that own backward is done."""
         at, self._newest_grad = self._newest_grad, None
-        self._note((self._meter.end, self._mark() if at is None else at))
+        self.note((self.meter.end, self._mark() if at is None else at))
 
     def waited(self) -> None:
         """Note that the reduction after a backward is over."""
-        self._note((self._meter.waited, self._mark()))
+        self.note((self.meter.waited, self._mark()))
 
     def pause(self) -> None:
         """Wait until all so far is done: what follows is a wait for input, until ``resume``."""
@@ -134,12 +136,12 @@ class Recorder:
     def resume(self) -> float:
         """Return how many seconds that took."""
         begin, began_s = self._paused
-        self._note((self._meter.pause, begin, self._mark()))
+        self.note((self.meter.pause, begin, self._mark()))
         return perf_counter() - began_s
 
     def exclude(self, begin: Any, end: Any) -> None:
         """Leave the time between two marks out: it was spent waiting for others."""
-        self._note((self._meter.exclude, begin, end))
+        self.note((self.meter.exclude, begin, end))
 
     @contextmanager
     def block(self, phase: Phase) -> Iterator[None]:
@@ -150,12 +152,12 @@ class Recorder:
         """
         counts = threading.get_ident() == self._thread_id
         if counts:
-            self._note((self._meter.enter, self._mark(), phase))
+            self.note((self.meter.enter, self._mark(), phase))
         try:
             yield
         finally:
             if counts and threading.get_ident() == self._thread_id:
-                self._note((self._meter.leave, self._mark()))
+                self.note((self.meter.leave, self._mark()))
 
     @property
     def has_others(self) -> bool:
@@ -163,10 +165,6 @@ class Recorder:
         gap = self._gap  # another thread asks
         open_one = gap is not None and self._count is not None and self._count() != gap
         return self._had_others or open_one
-
-    def later(self, call: Callable[[StepMeter], None]) -> None:
-        """Have a call made once all so far is worked out."""
-        self._note((call, self._meter))
 
     def settle(self) -> None:
         """Work out what was noted, on the calling thread."""
@@ -184,7 +182,7 @@ class Recorder:
     def take_times(self, *, least_s: float) -> list[tuple[int, tuple[int, ...]]]:
         """Return the steps that are over by now with their times; see ``Timeline.take``."""
         with self._settling:
-            return self._meter.timeline.take(least_s=least_s)
+            return self.meter.timeline.take(least_s=least_s)
 
     def close(self) -> None:
         """Hear of optimizers no more."""
@@ -196,22 +194,22 @@ class Recorder:
         if threading.get_ident() != self._thread_id:
             return
         call = self._enter_optimizer if begins else self._leave_optimizer
-        self._note((call, self._mark()))
+        self.note((call, self._mark()))
 
     def _begin_step(self, number: int, at: Any) -> None:
-        self._meter.timeline.begin(number, at=at)
+        self.meter.timeline.begin(number, at=at)
 
     def _begin_input(self, at: Any) -> None:
-        self._meter.timeline.go(Phase.INPUT, at=at)
+        self.meter.timeline.go(Phase.INPUT, at=at)
 
     def _close_gap(self, at: Any, then: Phase, met: bool) -> None:
-        self._meter.close_gap(at, then, met=met)
+        self.meter.close_gap(at, then, met=met)
 
     def _enter_optimizer(self, at: Any) -> None:
-        self._meter.timeline.enter(Phase.OPTIMIZER, at=at)
+        self.meter.timeline.enter(Phase.OPTIMIZER, at=at)
 
     def _leave_optimizer(self, at: Any) -> None:
-        self._meter.timeline.leave(at=at)
+        self.meter.timeline.leave(at=at)
 
 
 def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> tuple[Any, Any]:

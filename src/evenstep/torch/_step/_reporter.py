@@ -14,7 +14,7 @@ from ..._run._machine_reader import MachineReader, read_by
 from ..._run._step_under_way import StepUnderWay
 from .._memory_reader import MemoryReader
 from ._compile_watch import CompileWatch
-from ._meter import PendingTime, StepMeter
+from ._meter import PendingTime
 from ._recorder import Recorder
 
 # Nothing waits for where the time went. Between two steps all code has left the processor's caches,
@@ -135,7 +135,8 @@ class Reporter:
         try:
             counts = step.has_begun and step.is_clear and not step.again
             if counts and not self._watch.stalled:
-                self._recorder.later(partial(self._measured, step, self._read()))
+                fields = self._read() if self._measures else {}
+                self._recorder.note((self._measured, step, fields))
             if step.again:
                 again = (self._report(step, 0.0, self._read() | {"peak_bytes": 0}),)
         except Exception as error:
@@ -175,8 +176,8 @@ class Reporter:
             ready = [self._report(step, 0.0, {})]
         return [*reduced, *times, StepReports(step.number, tuple(ready))]
 
-    def _measured(self, step: StepUnderWay, fields: dict[str, Any], meter: StepMeter) -> None:
-        if (time := meter.take()) is not None:
+    def _measured(self, step: StepUnderWay, fields: dict[str, Any]) -> None:
+        if (time := self._recorder.meter.take()) is not None:
             self._pending.append((step, time, fields))
 
     def _times(self, *, least_s: float) -> list[Message]:

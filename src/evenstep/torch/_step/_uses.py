@@ -43,12 +43,6 @@ class ForwardUse:
     looks: list[Look] = field(default_factory=list)
     other_rows: int = 0
 
-    @classmethod
-    def of(cls, match: Match, model: int, *, reduces: bool | None) -> ForwardUse:
-        """Return the use of a forward that was matched."""
-        ticket = match.tickets[0]
-        return cls(match, ticket, match.weight, model, reduces, ticket.step.compares)
-
     def share(self) -> float | None:
         """Return which part of its batch it had, if that can be compared between ranks.
 
@@ -135,16 +129,17 @@ class UseBooks:
 
     def add(self, uses: Iterable[ForwardUse]) -> list[Reduced]:
         """Take note of a backward through ``uses``; return what was reduced at its end."""
-        reducing: dict[int, None] = {}
+        reducing: list[int] = []
         for use in uses:
             use.ticket.other_rows += use.other_rows
             if use.reduces is None:
                 continue
             self._open[use.model].append(use)
             if use.reduces:
-                reducing[use.model] = None
+                if use.model not in reducing:
+                    reducing.append(use.model)
                 use.reduces = None  # DDP reduces in the first backward after a forward
-        return [self._reduced(model) for model in reducing]
+        return list(map(self._reduced, reducing))
 
     def _reduced(self, model: int) -> Reduced:
         uses = self._open.pop(model)

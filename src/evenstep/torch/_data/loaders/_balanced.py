@@ -271,9 +271,11 @@ class BalancedLoader(AbstractStepLoader):
     def _next(self, *, whole: bool) -> Step | MicroBatch | None:
         if (span := next(self._ahead, None)) is None:
             return None
-        if span.step != self._context.count.value:
+        count = self._context.count
+        if span.step != count.value:
             raise out_of_turn()
-        plan = self._plan_of_next()
+        count.begun = True
+        plan = self._loops.steps.at(span.step)
         began_s = perf_counter()
         if span.first + 2 * self._size > self._at.order.drawn:
             self._draw(span.first)

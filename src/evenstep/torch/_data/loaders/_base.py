@@ -11,7 +11,7 @@ from typing import Any, TypeVar, final
 from torch.utils.data import DataLoader
 
 from ...._diagnosis import Phase
-from ...._planner import Cost, Plan, SampleCosts, Work
+from ...._planner import Cost, SampleCosts, Work
 from ....exceptions import invalid
 from .._protocols import ANEW, LoaderRanks, LoaderSession, LoaderSteps, MicroBatch, StepStart
 from .._step import Attempts, Portions, Step, StepCount, check_probed
@@ -260,11 +260,6 @@ class AbstractStepLoader(AbstractLoader):
                 "batch in step: ...`.",
             )
         return not whole and self._context.equal_forwards()
-
-    def _plan_of_next(self) -> Plan:
-        """Return the plan of the next step: the plan point."""
-        self._context.count.begun = True
-        return self._loops.steps.at(self._loops.next_step)
 
     def _hand_out(
         self,

@@ -174,7 +174,8 @@ class StreamLoader(AbstractStepLoader):
             raise RuntimeError(problem)
         sizes: tuple[int, ...] = ()
         if any(stock.num_samples for stock in stocks):
-            plan = self._plan_of_next()
+            self._context.count.begun = True
+            plan = self._loops.steps.at(self._loops.next_step)
             if self._terms.lacks(stocks, plan.batch_size):
                 self._reader.ensure(plan.batch_size[self._ranks.rank])
                 stocks = self._tell()()
