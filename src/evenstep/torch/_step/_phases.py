@@ -16,7 +16,7 @@ from torch.optim.optimizer import (
 )
 
 from ..._diagnosis import Phase, time_by_phase
-from ..._exchange._held_reports import MOST_HELD
+from ..._exchange._reports import MOST_HELD
 from ._clock import AbstractClock
 
 _MOST_UNREAD = 2 * MOST_HELD  # steps: their reports are held, or a device is not through yet
