@@ -74,9 +74,9 @@ def pairs():
     """Makes two exchanges over a pair of sockets, with what rank 0 emitted."""
     opened = []
 
-    def make(lag=0, claims=None, planner=None, heartbeat_s=0.05, **settings):
+    def make(lag=0, claims=None, planner=None, heartbeat_s=0.05, deadline_s=None, **settings):
         one, other = socket.socketpair()
-        watch = {"heartbeat_s": heartbeat_s, "deadline_s": 100 * heartbeat_s}
+        watch = {"heartbeat_s": heartbeat_s, "deadline_s": deadline_s or 100 * heartbeat_s}
         emitted = Queue()
         both = [
             Exchange(

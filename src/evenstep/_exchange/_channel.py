@@ -96,6 +96,7 @@ class StarChannel:
         self._broken: dict[int, float] = {}  # since when
         self._mend_s = -math.inf  # when to look at them next
         self._behind: set[int] = set()  # peers whose connection has not taken all
+        self._soon: deque[Callable[[], None]] = deque()
         self._calls: deque[tuple[float, Callable[[], None]]] = deque()  # with when they are due
         self._closing = threading.Event()
         self._wake, self._woken = socket.socketpair()
@@ -126,6 +127,11 @@ class StarChannel:
         if behind:
             self._behind.update(behind)
             self._wake_up()  # the thread sends the rest
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        """Have the channel's thread make calls, in order, before those that may come later."""
+        self._soon.append(call)
+        self._wake_up()
 
     def call_later(self, call: Callable[[], None], *, delay_s: float) -> None:
         """Have the channel's thread make calls, in order, each in ``delay_s`` or at the close."""
@@ -201,6 +207,8 @@ class StarChannel:
 
     def _wait_s(self, beat_s: float) -> float:
         """Return how long there is nothing to do, having sent what could be."""
+        if self._soon:
+            return 0.0
         due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
         most_s = _FLUSH_S if self._flush() else _RETRY_S if self._broken else math.inf
         return min(max(0.0, due_s - self._clock()), most_s)
@@ -240,6 +248,8 @@ class StarChannel:
         self._guard(receiver.tick)
 
     def _make_calls(self, now_s: float) -> None:
+        while self._soon:
+            self._guard(self._soon.popleft())
         while self._calls and self._calls[0][0] <= now_s:
             _, call = self._calls.popleft()
             self._guard(call)

@@ -14,7 +14,6 @@ from ._answers import Answers
 from ._channel import StarChannel
 from ._claims import Claims
 from ._decisions import Decisions
-from ._held_reports import HeldReports
 from ._loss_scales import LossScales
 from ._losses import Losses
 from ._mailbox import Mailbox
@@ -27,6 +26,7 @@ from ._message_kinds import (
 from ._not_finite import NotFinite
 from ._place import Framework
 from ._progress import STEPS, UNITS, Patrol
+from ._reports import Reports
 from ._router import Rider, Router
 from ._stop import Stop
 from ._unit_sums import UnitSums
@@ -46,9 +46,9 @@ class Exchange:
     step k decides k + 1; with lag 1 (CUDA) no rank waits for a device, and step k usually decides
     k + 2.
 
-    Messages and decisions run on the channel's thread, or on the caller's where its own report is
-    the last one; both while the all-reduce and the optimizer of the same step keep the caller
-    busy, so that the plan point finds the answer there.
+    Reports, messages and decisions run on the channel's thread, while the all-reduce and the
+    optimizer of the same step keep the caller busy, so that the plan point finds the answer there.
+    With one process there is no such thread, and the caller decides.
 
     Args:
         rank: this process.
@@ -117,7 +117,7 @@ class Exchange:
         self.stop = Stop()
         self._answers = Answers(router, lag=lag, stop=self.stop)
         self.decisions = Decisions(world_size, lag=lag, answers=self._answers, emit=emit)
-        self._reports = HeldReports(router)
+        self._reports = Reports(router)
         self.units = UnitSums(router, came_to=partial(self._patrol.came_to, UNITS))
         self.claims = Claims(router, plan_of=self._plan_of)
         self.mailbox = Mailbox(router)
@@ -170,7 +170,7 @@ class Exchange:
         is_urgent: bool = False,
         is_used: bool = True,
     ) -> None:
-        """Send this rank's report of ``step``, or have it made when a plan waits for it.
+        """Note this rank's report of ``step``, and have it sent if a plan waits for it.
 
         Args:
             step: the step under way.
@@ -284,7 +284,7 @@ class Exchange:
 
     def tick(self) -> None:
         """Look who keeps the others waiting; act on a loss."""
-        self.report_all()
+        self._reports.flush(waits=False)
         if not self.losses.is_broken and (hung := self._patrol.look()) is not None:
             self.losses.lose(*hung)
         self.losses.act(told_to_end=self.stop.told)

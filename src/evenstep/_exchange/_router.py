@@ -179,6 +179,16 @@ class Router:
         else:
             self._channel.call_later(partial(self._guarded, call), delay_s=delay_s)
 
+    def soon(self, call: Callable[[], None]) -> None:
+        """Make a call on the channel's thread, before all that can wait; at once with one process.
+
+        Where it fails, this rank counts as lost: others wait for what it was to send.
+        """
+        if self._channel is None:
+            call()
+        else:
+            self._channel.call_soon(partial(self._guarded, call))
+
     @property
     def reconnect_s(self) -> float:
         """Seconds for which a connection that broke is given time to be made again."""

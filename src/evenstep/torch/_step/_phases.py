@@ -6,7 +6,7 @@ from collections import deque
 from typing import Any, NamedTuple, final
 
 from ..._diagnosis import Phase, time_by_phase
-from ..._exchange._held_reports import MOST_HELD
+from ..._exchange._reports import MOST_HELD
 from ._clock import AbstractClock
 
 _MOST_UNREAD = 2 * MOST_HELD  # steps: their reports are held, or a device is not through yet

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from threading import Lock
 from typing import Any, Protocol, final
 
 from ..._exchange._exchange import Exchange
@@ -111,6 +112,7 @@ class Reporter:
         self._told = told
         self._pending: list[tuple[StepUnderWay, PendingTime, dict[str, Any]]] = []
         self.limit: int | None = None
+        self._telling = Lock()  # the channel's thread makes reports
         self._has_failed = False
         self._fault = ""  # to be told with the next report
 
@@ -183,8 +185,9 @@ class Reporter:
     def _times(self, *, least_s: float) -> list[Message]:
         """Return what there is to tell of where the time went, once it is of so many seconds."""
         times: list[Message] = []
-        for number, spent_us in self._recorder.take_times(least_s=least_s):
-            times += (*self._told(number), TimesTold(number, spent_us))
+        with self._telling:
+            for number, spent_us in self._recorder.take_times(least_s=least_s):
+                times += (*self._told(number), TimesTold(number, spent_us))
         return times
 
     def _complete(self) -> list[Report]:

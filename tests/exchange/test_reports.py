@@ -1,16 +1,30 @@
-"""Reports that no plan waits for are held and travel together."""
+"""Reports leave on the channel's thread; those that no plan waits for are held, and go together."""
 
 import socket
+import threading
 
 import pytest
 
 from evenstep._exchange._channel import StarChannel
-from evenstep._exchange._held_reports import HeldReports
 from evenstep._exchange._message_kinds import HoldNothing, StepReports, read
 from evenstep._exchange._peer import Peer
+from evenstep._exchange._reports import Reports
 from evenstep._exchange._wire import Wire
 
-from .channels import router
+from .channels import AllThere, Listener, router
+
+
+class Owner(AllThere):
+    """Notes who is lost."""
+
+    def __init__(self):
+        self.lost = []
+
+    def lose(self, rank, problem):
+        self.lost.append(rank)
+
+
+OWNER = Owner()
 
 
 def report(step):
@@ -22,16 +36,22 @@ def report(step):
 def reports():
     """Rank 1's reports, with what rank 0 has been sent since the last look."""
     one, other = socket.socketpair()
-    channel = StarChannel({0: one}, heartbeat_s=1.0, deadline_s=5.0)
+    channel = StarChannel({0: one}, heartbeat_s=60.0, deadline_s=200.0)
+    channel.start(Listener())
     peer = Peer(other, Wire(b"", is_caller=False))
-    other.setblocking(False)
-    there = router(1, 2, channel)
+    OWNER.lost.clear()
+    there = router(1, 2, channel, OWNER)
 
     def steps():
         """Return the steps of the reports in each message."""
-        return [[one.step for one in read(rows)] for rows in peer.receive() or []]
+        done = threading.Event()
+        channel.call_soon(done.set)  # after what was to be sent
+        assert done.wait(10)
+        other.setblocking(False)
+        messages = [read(rows) for rows in peer.receive() or []]
+        return [[getattr(one, "step", one) for one in message] for message in messages]
 
-    yield HeldReports(there), steps
+    yield Reports(there), steps
     channel.close()
     peer.close()
 
@@ -44,9 +64,10 @@ def test_what_may_wait_goes_with_the_next_that_may_not(reports):
     reports.add(report(1), may_wait=True)
     assert sent() == []
     reports.add(report(2), may_wait=False)
+    assert sent() == [[0, 1, 2]]
     reports.add(report(3), may_wait=False)
 
-    assert sent() == [[0, 1, 2], [3]]
+    assert sent() == [[3]]
 
 
 def test_a_flush_sends_what_is_held_once(reports):
@@ -66,30 +87,51 @@ def test_once_another_rank_has_asked_nothing_is_held(reports):
 
     reports.add(report(0), may_wait=True)
     reports.received(0, HoldNothing())
+    assert sent() == [[0]]
     reports.add(report(1), may_wait=True)
 
-    assert sent() == [[0], [1]]
+    assert sent() == [[1]]
 
 
 def test_a_report_is_made_when_it_is_sent(reports):
-    """So that several are made in a row, and what a device was late with is in them."""
+    """So that several are made in a row, by the channel's thread, and training goes on."""
     reports, sent = reports
     made = []
 
-    reports.add(lambda: made.append(0) or report(0)(), may_wait=True)
-    assert made == []
-    reports.add(lambda: made.append(1) or report(1)(), may_wait=False)
+    def make(step):
+        made.append((step, threading.current_thread().name))
+        return report(step)()
 
-    assert made == [0, 1]
+    reports.add(lambda: make(0), may_wait=True)
+    assert made == []
+    reports.add(lambda: make(1), may_wait=False)
+
     assert sent() == [[0, 1]]
+    assert made == [(0, "evenstep-channel"), (1, "evenstep-channel")]
 
 
 def test_only_so_many_are_held(reports):
     """The account of a step is kept for so many steps, and no more."""
     reports, sent = reports
 
-    for step in range(40):
+    for step in range(31):
         reports.add(report(step), may_wait=True)
+    assert sent() == []
+    reports.add(report(31), may_wait=True)
 
     assert sent() == [list(range(32))]
-    assert reports.num_held == 8
+    assert reports.num_held == 0
+
+
+def test_a_report_that_cannot_be_made_ends_the_run_by_name(reports):
+    """Others wait for it."""
+    reports, sent = reports
+
+    def fails():
+        raise ZeroDivisionError("a bug of ours")
+
+    reports.add(fails, may_wait=False)
+    (lost,) = sent()
+
+    assert [(one.rank, "ZeroDivisionError" in one.problem) for one in lost] == [(1, True)]
+    assert OWNER.lost == [1]
