@@ -338,9 +338,10 @@ class ForwardHook:
             return output
         self._steps.end_use()
         if use.reduces:
-            if self._awaited and not self._waits():
-                self._awaited.clear()
-            self._awaited.append(use)
+            awaited = self._awaited
+            if awaited and not (awaited[-1].reduces and self._waits()):
+                awaited.clear()
+            awaited.append(use)
         if not self._weighs:
             return output
         scaled, count = scale(output, use, self._backward)

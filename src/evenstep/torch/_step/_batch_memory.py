@@ -6,6 +6,7 @@ import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import torch
@@ -15,6 +16,8 @@ from ..._private_torch import address_of, version_of
 from ...exceptions import EvenstepWarning
 
 T = TypeVar("T")
+
+_KIND, _DENSE = attrgetter("layout", "is_meta", "is_nested"), {(torch.strided, False, False)}
 
 _MOST_OWNERS = 8  # batches at one address: with more it is a constant, such as a mask
 _MOST_RANGES = 64  # newest tensors in one storage of which parts are recognised
@@ -162,11 +165,9 @@ def has_memory(tensor: Any) -> bool:
 
 def with_memory(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     """Return those of ``tensors`` that have rows in memory of their own."""
-    return [
-        one
-        for one in tensors
-        if one.layout is torch.strided and not one.is_meta and not one.is_nested and one.numel()
-    ]
+    if set(map(_KIND, tensors)) <= _DENSE and all(map(torch.Tensor.numel, tensors)):
+        return list(tensors)  # as nearly always
+    return [one for one in tensors if has_memory(one)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -198,9 +198,11 @@ class StepConductor:
         self._tickets.open(ticket, part.batch, peeks=peeks)
         opened.on_last_forward = is_last
         opened.num_forwards += 1
-        self.recorder.end_fetch()
         if opened.num_forwards == 1 and (self._cuts or opened.follows):
-            self._start(opened)
+            opened.has_begun = True
+            self.recorder.begin()
+        else:
+            self.recorder.end_fetch()
         size = part.size
         if is_last and self._cuts:
             self.recorder.begin_last(done=opened.size_done, size=opened.size_done + size)
@@ -288,10 +290,8 @@ class StepConductor:
             return None
         self._exchange.losses.check_way()
         self._thread_id = threading.get_ident()
-        ticket = match.tickets[0]
-        use = self._newest_use = ForwardUse(
-            match, ticket, match.weight, model, reduces, ticket.step.compares
-        )
+        use = self._newest_use = ForwardUse.of(match, model, reduces=reduces)
+        ticket = use.ticket
         if match.is_open and reduces:
             use.weight = partial(self._weights.by_others, use, self._books)
         step = ticket.step
@@ -464,16 +464,12 @@ class StepConductor:
         """Have the first forward of a step begin: its batch may have been fetched long before."""
         step.is_used = True
         if not (step.has_begun and step.follows and step.thread_id == self._thread_id):
-            self._start(step)
+            step.has_begun = True
+            self.recorder.begin()
         if self._at_first_forward and not step.is_over:
             self.recorder.close_gap()
             for first_forward in self._at_first_forward:
                 first_forward()
-
-    def _start(self, step: StepUnderWay) -> None:
-        """Start the clock."""
-        step.has_begun = True
-        self.recorder.begin()
 
     def _check_over(self) -> None:
         for check in self._checks:

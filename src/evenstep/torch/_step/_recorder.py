@@ -41,6 +41,7 @@ class Recorder:
     Attributes:
         clock: of the meter.
         meter: as given.
+        thread_id: of the thread that trains; 0 before the first step.
         note: has a call made once all so far is worked out; a tuple with what it is called with.
     """
 
@@ -52,7 +53,7 @@ class Recorder:
         self._notes: deque[tuple[Any, ...]] = deque()
         self.note = self._notes.append
         self._settling = threading.RLock()
-        self._thread_id = 0
+        self.thread_id = 0
         self._in_fetch = False
         self._gap: int | None = None  # collectives at its begin; None outside of one
         self._had_others = False
@@ -63,7 +64,9 @@ class Recorder:
 
     def next_step(self, number: int) -> None:
         """End the step before, and begin one: it is handed out, or used."""
-        self._thread_id = threading.get_ident()
+        self.thread_id = threading.get_ident()
+        if len(self._notes) > _MOST_NOTES:
+            self.settle()
         self.note((self._begin_step, number, self._mark()))
 
     def begin(self) -> None:
@@ -150,13 +153,13 @@ class Recorder:
         One that goes on past its step is left out of none: a loop over an evaluation may be left
         alone, and its iterator ends when Python drops it. On another thread it counts nothing.
         """
-        counts = threading.get_ident() == self._thread_id
+        counts = threading.get_ident() == self.thread_id
         if counts:
             self.note((self.meter.enter, self._mark(), phase))
         try:
             yield
         finally:
-            if counts and threading.get_ident() == self._thread_id:
+            if counts and threading.get_ident() == self.thread_id:
                 self.note((self.meter.leave, self._mark()))
 
     @property
@@ -171,13 +174,8 @@ class Recorder:
         notes = self._notes
         with self._settling:
             while notes:
-                call, *given = notes.popleft()
-                call(*given)
-
-    def settle_if_long(self) -> None:
-        """Work it out where it became much: whoever does it else may have been stopped."""
-        if len(self._notes) > _MOST_NOTES:
-            self.settle()
+                what, *given = notes.popleft()
+                what(*given)
 
     def take_times(self, *, least_s: float) -> list[tuple[int, tuple[int, ...]]]:
         """Return the steps that are over by now with their times; see ``Timeline.take``."""
@@ -189,13 +187,6 @@ class Recorder:
         for hook in self._hooks:
             hook.remove()
 
-    def optimizer(self, *, begins: bool) -> None:
-        """Note that an optimizer's step begins or ends."""
-        if threading.get_ident() != self._thread_id:
-            return
-        call = self._enter_optimizer if begins else self._leave_optimizer
-        self.note((call, self._mark()))
-
     def _begin_step(self, number: int, at: Any) -> None:
         self.meter.timeline.begin(number, at=at)
 
@@ -205,10 +196,12 @@ class Recorder:
     def _close_gap(self, at: Any, then: Phase, met: bool) -> None:
         self.meter.close_gap(at, then, met=met)
 
-    def _enter_optimizer(self, at: Any) -> None:
+    def enter_optimizer(self, at: Any) -> None:
+        """Work out that an optimizer's step has begun at a mark."""
         self.meter.timeline.enter(Phase.OPTIMIZER, at=at)
 
-    def _leave_optimizer(self, at: Any) -> None:
+    def leave_optimizer(self, at: Any) -> None:
+        """Work out that it has ended."""
         self.meter.timeline.leave(at=at)
 
 
@@ -219,11 +212,15 @@ def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> tuple[Any, Any]:
     """
 
     def before(*_: Any) -> None:
-        if not torch.compiler.is_compiling() and (alive := recorder()) is not None:
-            alive.optimizer(begins=True)
+        if torch.compiler.is_compiling() or (alive := recorder()) is None:
+            return
+        if threading.get_ident() == alive.thread_id:
+            alive.note((alive.enter_optimizer, alive.clock.mark()))
 
     def after(*_: Any) -> None:
-        if not torch.compiler.is_compiling() and (alive := recorder()) is not None:
-            alive.optimizer(begins=False)
+        if torch.compiler.is_compiling() or (alive := recorder()) is None:
+            return
+        if threading.get_ident() == alive.thread_id:
+            alive.note((alive.leave_optimizer, alive.clock.mark()))
 
     return register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)

@@ -119,7 +119,6 @@ class Reporter:
     def begin_step(self) -> None:
         """Have a step begin for all that is read."""
         try:
-            self._recorder.settle_if_long()
             for measure in self._measures:
                 measure.begin()
         except Exception as error:

@@ -28,6 +28,7 @@ import threading
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter, call
 from typing import Any, NamedTuple
 
 import torch
@@ -38,6 +39,8 @@ from ...exceptions import invalid
 from ._batch_memory import BatchMemory, Found, Layouts, LostRows, Peek, with_memory
 from ._containers import tensors_in
 from ._unknown_weights import not_told, rows_of_several
+
+_SHAPE = attrgetter("shape")
 
 Weight = float | Callable[[], float]
 """What a gradient is multiplied by: known in the forward, or asked for in the backward."""
@@ -211,7 +214,7 @@ class Tickets:
     def _note_form(self, ticket: Ticket, tensors: Sequence[torch.Tensor]) -> None:
         """Remember where the rows of such a batch lie; a form that has them is looked at once."""
         units, size = ticket.step.units, max(ticket.num_samples, 1)
-        form = size, units is None, *[tensor.shape for tensor in tensors]
+        form = size, units is None, *map(_SHAPE, tensors)
         if form in self._layouts.forms:
             return
         self._layouts.note(tensors, size)
@@ -298,7 +301,7 @@ class Tickets:
         live = self._live
         if not (live and tensors and (ticket := live[-1]).is_new):
             return None
-        own = [ref() for ref in ticket.tensors]
+        own = list(map(call, ticket.tensors))
         for tensor in tensors:
             for one in own:
                 if one is tensor:

@@ -43,6 +43,12 @@ class ForwardUse:
     looks: list[Look] = field(default_factory=list)
     other_rows: int = 0
 
+    @classmethod
+    def of(cls, match: Match, model: int, *, reduces: bool | None) -> ForwardUse:
+        """Return the use of a forward that was matched."""
+        ticket = match.tickets[0]
+        return cls(match, ticket, match.weight, model, reduces, ticket.step.compares)
+
     def share(self) -> float | None:
         """Return which part of its batch it had, if that can be compared between ranks.
 
