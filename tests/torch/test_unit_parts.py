@@ -60,6 +60,7 @@ class Idle:
     """An exchange that only keeps what is reported."""
 
     stopping = False
+    wrong = None  # all ranks go the same way
 
     def __init__(self, clock):
         self.units = LateUnits(clock)
@@ -68,9 +69,6 @@ class Idle:
 
     def report(self, step, made, **_):
         self.reports += made()[-1].reports
-
-    def check_way(self):
-        """All ranks go the same way."""
 
     def enter_collective(self):
         """Whether it comes out of one is never asked."""

@@ -74,6 +74,8 @@ class Losses:
         on_loss: told of the error at once.
         explain: what else is said of a rank whose connection broke.
         thread_id: the training thread's.
+        wrong: the error of gradients that were wrong.
+        leave_collective: notes that the training thread is back from a collective.
     """
 
     kinds = (RankLost, RanksDiverged, LossRefused, CollectiveBroke, Goodbye)
@@ -109,6 +111,8 @@ class Losses:
         self.on_loss: Callable[[Exception], object] = lambda error: None
         self.explain: Callable[[], str] = lambda: ""
         self.thread_id = framework.training_thread()
+        self.wrong: RuntimeError | ValueError | None = None
+        self.leave_collective = self._watch.leave_collective
 
     @property
     def is_broken(self) -> bool:
@@ -119,12 +123,6 @@ class Losses:
     def interrupted_by(self) -> Exception | None:
         """The error for which the training thread was interrupted: it counted as hanging."""
         return self._watch.error if self._watch.was_interrupted else None
-
-    @property
-    def wrong(self) -> RuntimeError | ValueError | None:
-        """The error of gradients that were wrong."""
-        error = self._watch.error
-        return None if isinstance(error, WorkerLostError) else error
 
     @property
     def left(self) -> Set[int]:
@@ -155,8 +153,8 @@ class Losses:
         Raises:
             RanksDivergedError, ValueError: they were.
         """
-        if (error := self.wrong) is not None:
-            raise error
+        if self.wrong is not None:
+            raise self.wrong
 
     def check_left(self) -> None:
         """Take notice if a rank is needed that has ended its run."""
@@ -250,10 +248,6 @@ class Losses:
         self.thread_id = self._framework.training_thread()
         return self._watch.enter_collective()
 
-    def leave_collective(self) -> None:
-        """Note that it is back."""
-        self._watch.leave_collective()
-
     def act(self, *, told_to_end: bool) -> None:
         """End the process if a worker was lost and the training thread cannot come by to say so.
 
@@ -302,6 +296,7 @@ class Losses:
 
     def _end_by(self, error: RuntimeError | ValueError, *, hangs: bool = False) -> None:
         self._watch.note(error, hangs=hangs)
+        self.wrong = None if isinstance(error, WorkerLostError) else error
         try:
             self.on_loss(error)
         finally:

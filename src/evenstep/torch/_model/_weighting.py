@@ -46,6 +46,7 @@ class Backward:
         steps: are told.
 
     Attributes:
+        task: the engine's number of the backward under way; None outside of one.
         newest_task: the engine's number of the newest backward that came to a balanced output, of
             any balancer.
     """
@@ -54,19 +55,14 @@ class Backward:
 
     def __init__(self, steps: StepConductor) -> None:
         self._steps = steps
-        self._task = -1  # the engine's number of the backward that has asked already
+        self.task: int | None = None
         self._uses: list[ForwardUse] = []
-
-    @property
-    def task(self) -> int | None:
-        """The engine's number of the backward under way; None outside of one."""
-        return None if self._task < 0 else self._task
 
     def entered(self, use: ForwardUse) -> None:
         """Ask the engine, from inside a backward through a forward, to call back at its end."""
         task = backward_number()
-        if task != self._task:  # a backward that raised never came to its callbacks
-            self._task, self._uses = task, [use]
+        if task != self.task:  # a backward that raised never came to its callbacks
+            self.task, self._uses = task, [use]
             Backward.newest_task = task
             self._steps.backward_begins()
             at_end_of_backward(self._finished)
@@ -74,7 +70,7 @@ class Backward:
             self._uses.append(use)
 
     def _finished(self) -> None:
-        self._task = -1
+        self.task = None
         uses, self._uses = self._uses, []
         self._steps.backward_done(uses)
         at_end_of_backward(self._steps.reduced)

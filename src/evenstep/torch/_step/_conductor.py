@@ -288,7 +288,8 @@ class StepConductor:
         match = self._named or self._tickets.match(tensors)
         if match is None:
             return None
-        self._exchange.losses.check_way()
+        if (wrong := self._exchange.losses.wrong) is not None:
+            raise wrong
         self._thread_id = threading.get_ident()
         use = self._newest_use = ForwardUse.of(match, model, reduces=reduces)
         ticket = use.ticket
