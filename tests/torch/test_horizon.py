@@ -42,7 +42,7 @@ def test_the_nearest_step_comes_first():
     ahead = horizon([share(0, 1), share(3), share(5, 6), share(7), share(7), share(7)])
 
     assert asked(ahead) == [(0, [0]), (0, [1]), (1, [3]), (2, [5]), (2, [6])]
-    ahead.drop_first()
+    ahead.works.popleft()
     ahead.replan(lambda span: share(7) if span.step == 3 else share(3))
     assert asked(ahead) == [(2, [3]), (3, [7])]
 
@@ -67,7 +67,7 @@ def test_without_a_plan_nothing_is_asked_for():
     ahead.begin([StepSpan(0, 0, 8)], indices)
     ahead.replan(lambda span: None)
 
-    assert ahead.first is None
+    assert not ahead.works
     assert ahead.ask() is None
 
 

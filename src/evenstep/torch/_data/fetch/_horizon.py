@@ -98,7 +98,11 @@ class StepWork:
 
 
 class Horizon:
-    """The next steps, as far ahead as torch's loader would prefetch, and what to fetch of them."""
+    """The next steps, as far ahead as torch's loader would prefetch, and what to fetch of them.
+
+    Attributes:
+        works: those that come next and have a plan, the next one first.
+    """
 
     def __init__(self, *, num_steps: int, num_workers: int) -> None:
         self._num_steps = num_steps
@@ -107,36 +111,27 @@ class Horizon:
         self._spans: Iterator[StepSpan] = iter(())
         self._next: StepSpan | None = None
         self._indices_of: IndicesOf | None = None
-        self._works: deque[StepWork] = deque()
+        self.works: deque[StepWork] = deque()
 
     def begin(self, spans: Iterable[StepSpan], indices_of: IndicesOf | None = None) -> None:
         """Start over with these steps; none is to end."""
         self._spans, self._indices_of = iter(spans), indices_of
         self._next = next(self._spans, None)
-        self._works.clear()
-
-    @property
-    def first(self) -> StepWork | None:
-        """The next step; None if there is none, or no plan for it."""
-        return self._works[0] if self._works else None
+        self.works.clear()
 
     def replan(self, share_of: ShareOf) -> None:
         """Bring every step to the newest plan, and those into sight that come next."""
-        for work in self._works:
+        for work in self.works:
             share = share_of(work.span)
             assert share is not None
             work.replan(share)
-        while (span := self._next) is not None and len(self._works) < self._num_steps:
+        while (span := self._next) is not None and len(self.works) < self._num_steps:
             assert self._indices_of is not None
             share, indices = share_of(span), self._indices_of(span.first, span.num_samples)
             if share is None or indices is None:
                 return
-            self._works.append(StepWork(span, share, indices))
+            self.works.append(StepWork(span, share, indices))
             self._next = next(self._spans, None)
-
-    def drop_first(self) -> None:
-        """Forget the next step: it was handed out."""
-        self._works.popleft()
 
     def ask(self) -> tuple[StepWork, IntArray] | None:
         """Return what to fetch next, of the nearest step that lacks anything; None if none does.
@@ -144,14 +139,14 @@ class Horizon:
         As many samples as take some milliseconds, and of a step's last ones no more than leave
         something for every worker.
         """
-        for work in self._works:
+        for work in self.works:
             if work.num_todo:
                 return work, work.ask(self._chunk_size(work.num_todo))
         return None
 
     def is_crowded(self) -> bool:
         """Return whether as much is in shared memory as should be at a time."""
-        return sum(work.num_shared for work in self._works) >= _MOST_SHARED
+        return sum(work.num_shared for work in self.works) >= _MOST_SHARED
 
     def learn(self, num_samples: int, fetch_s: float) -> None:
         """Take note of what a chunk took."""

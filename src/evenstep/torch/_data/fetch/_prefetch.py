@@ -65,7 +65,7 @@ class PrefetchSource:
         self._maker: Thread | None = None
         self._share_of: ShareOf | None = None
         self._problem: Exception | None = None
-        self._closing = False
+        self._closing = self._is_behind = False
         self.counts = FetchCounts()
 
     def open(self) -> None:
@@ -88,6 +88,7 @@ class PrefetchSource:
 
     def replan(self) -> None:
         with self._changed:
+            self._is_behind = False
             if self._share_of is not None:
                 self._horizon.replan(self._share_of)
                 self._ask()
@@ -95,16 +96,19 @@ class PrefetchSource:
 
     def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
         with self._changed:
-            work = self._horizon.first
-            assert work is not None
+            works = self._horizon.works
+            if not works:
+                self.replan()
+            work = works[0]
             assert work.span == span
-            self._wait_until(work.is_made)
+            if not work.is_made():
+                self._wait_until(work.is_made)
             assert work.made is not None
-            self.counts.used += len(work.share.begun)
-            self._horizon.drop_first()
-            work.handed_out = True
-            self.replan()
             made = work.made[1]
+            self.counts.used += len(work.share.begun)
+            works.popleft()
+            work.handed_out = self._is_behind = True  # the next one comes into sight
+            self._changed.notify_all()
         if isinstance(made, Exception):
             raise made
         feed = Feed(partial(self._request, work), self._fetch_s, partial(self._batch, work))
@@ -193,7 +197,8 @@ class PrefetchSource:
             self._horizon.learn(len(slots), chunk.fetch_s)
             work.store(slots, content)
             self._ask()
-            is_next = work is self._horizon.first and work.is_complete()
+            works = self._horizon.works
+            is_next = bool(works) and work is works[0] and work.is_complete()
             if is_next or work.handed_out:
                 self._changed.notify_all()
 
@@ -212,16 +217,19 @@ class PrefetchSource:
 
     def _is_due(self) -> bool:
         """Return whether the next step's batches can be made, and are not."""
-        work = self._horizon.first
-        return work is not None and work.is_complete() and not work.is_made()
+        works = self._horizon.works
+        return bool(works) and works[0].is_complete() and not works[0].is_made()
 
     def _make_next(self) -> bool:
         """Make the next step's batches as soon as they can be; return False where that is over."""
         with self._changed:
-            self._changed.wait_for(lambda: self._closing or self._is_due())
-            work = self._horizon.first
-            if self._closing or work is None:
+            self._changed.wait_for(lambda: self._closing or self._is_behind or self._is_due())
+            if self._closing:
                 return False
+            if self._is_behind:
+                self.replan()
+                return True
+            work = self._horizon.works[0]
             share, rows = work.share, work.rows()
         made: list[MicroBatch] | Exception
         try:
