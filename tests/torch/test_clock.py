@@ -11,8 +11,8 @@ from evenstep._diagnosis import Phase
 from evenstep.torch import Balancer
 from evenstep.torch._step._clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
+from evenstep.torch._step._marks import Recorder
 from evenstep.torch._step._meter import BlindMeter, LeadMeter, StepMeter
-from evenstep.torch._step._recorder import Recorder
 from evenstep.torch._step._reporter import Reporter, StepUnderWay
 
 

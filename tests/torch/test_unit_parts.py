@@ -21,8 +21,8 @@ from evenstep.torch._model._weighting import Backward, scale
 from evenstep.torch._step._clock import HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._conductor import StepConductor
+from evenstep.torch._step._marks import Recorder
 from evenstep.torch._step._meter import LeadMeter, StepMeter
-from evenstep.torch._step._recorder import Recorder
 from evenstep.torch._step._tickets import Match
 from evenstep.torch._step._uses import ForwardUse
 

@@ -87,19 +87,17 @@ class BalancedModel:
             after=[hook, *([] if self.shards is None else [self.shards.leave])],
         )
         parts = [part for part in compiled_parts(module) if part is not module]
-        self._parts = [Surround(part, before=[watch.mark]) for part in parts if part is not timed]
+        self._parts = [Surround(one, before=[watch.mark]) for one in parts if one is not timed]
         self._inner: Surround | None = None
         if timed is not None:
             marks = [watch.mark] if any(part is timed for part in parts) else []
             self._inner = Surround(timed, first=[self._leave_broadcast], before=marks)
-        self._surrounds = [self._outer, *self._parts]
-        if self._inner is not None:
-            self._surrounds.append(self._inner)
+        inner = [] if self._inner is None else [self._inner]
+        self._surrounds = [self._outer, *self._parts, *inner]
         watch.marks |= compiled
         self._has_parts = bool(parts)
         watch.has_parts |= self._has_parts
-        # Not for FSDP2, whose time ends before the last backward, nor for compiled modules, in
-        # which nothing nests and a hook may cost a compilation.
+        # Not for FSDP2, whose time ends before the last backward, nor for compiled modules.
         self._nested: NestedBackwards | None = None
         self._unreduced: Unreduced | None = None
         self._part_calls: PartCalls | None = None

@@ -26,8 +26,8 @@ from ..._private_torch import CollectiveCount, check_reduced, meet
 from ...exceptions import EvenstepWarning, invalid
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._step._clock import AbstractClock
+from .._step._marks import Recorder
 from .._step._meter import BlindMeter, LeadMeter, StepMeter
-from .._step._recorder import Recorder
 from ._fsdp import Shards
 
 if TYPE_CHECKING:

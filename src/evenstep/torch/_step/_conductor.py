@@ -22,8 +22,8 @@ from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch
 from ._compile_watch import CompileWatch
+from ._marks import Recorder
 from ._output_looks import OutputWatch
-from ._recorder import Recorder
 from ._reporter import Measure, Reporter
 from ._tickets import Match, Ticket, Tickets
 from ._uses import ForwardUse, UseBooks, Weights

@@ -15,8 +15,8 @@ from ..._run._machine_reader import MachineReader, read_by
 from ..._run._step_under_way import StepUnderWay
 from .._memory_reader import MemoryReader
 from ._compile_watch import CompileWatch
+from ._marks import Recorder
 from ._meter import PendingTime
-from ._recorder import Recorder
 
 # Nothing waits for where the time went. Between two steps all code has left the processor's caches,
 # so that the times of ten steps take hardly longer than those of one.

@@ -14,8 +14,8 @@ from ..._exchange._message_kinds import Reduced
 from ..._exchange._unit_sums import UnitSum
 from ..._run._step_under_way import StepUnderWay
 from ...exceptions import EvenstepWarning
+from ._marks import Recorder
 from ._output_looks import Look
-from ._recorder import Recorder
 from ._tickets import Match, Ticket, Weight, known
 
 

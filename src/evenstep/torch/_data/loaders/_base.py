@@ -200,8 +200,9 @@ class AbstractStepLoader(AbstractLoader):
     def _items(self, *, whole: bool) -> Generator[Any, None, None]:
         """Yield the batch of each step if ``whole``, else the steps, which yield theirs."""
         self._check_fixed()
-        outer = self._at if self._loops.is_nested else None
-        with self._loops.begin(self._end_reading, cuts=not whole) as loop:
+        loops = self._loops
+        outer = self._at if loops.is_nested else None
+        with loops.begin(self._end_reading, cuts=not whole) as loop:
             try:
                 with self._context.session.steps.timed(Phase.INPUT):
                     self._at = at = self._begin_epoch()
@@ -215,12 +216,13 @@ class AbstractStepLoader(AbstractLoader):
                         yield given
                         self._look_whether_left(given)
                     del given  # its batch is the loop's alone
-                    if not self._loops.is_current(loop):
+                    if loops.current != loop or loops.is_cut_off:
+                        loops.check(loop)
                         self._return_to(at)
-                        self._loops.current = loop
+                        loops.current = loop
                         self._go_on(whole=whole)
             finally:
-                if outer is not None and self._loops.current == loop:
+                if outer is not None and loops.current == loop:
                     self._at = outer
 
     def _look_whether_left(self, step: Step) -> None:
@@ -348,6 +350,7 @@ class Loops:
         steps: of the run, once a loop has begun.
         next_step: of the run, by number, from then on.
         current: number of the loop that the loader stands at, from 1.
+        is_cut_off: whether that one cannot go on.
     """
 
     steps: LoaderSteps
@@ -358,6 +361,7 @@ class Loops:
         self.current = 0
         self._num_begun = 0
         self._cut_off = 0  # loops up to this one cannot go on
+        self.is_cut_off = False
         self._open: set[int] = set()
 
     @property
@@ -372,6 +376,7 @@ class Loops:
         end()  # of a loop that was left and is still referred to
         self._num_begun += 1
         self.current = number = self._num_begun
+        self.is_cut_off = False
         self._open.add(number)
         try:
             yield number
@@ -386,10 +391,10 @@ class Loops:
     def cut_off(self) -> None:
         """Have the loops under way not go on."""
         self._cut_off = self._num_begun
+        self.is_cut_off = True
         self._open.clear()
 
-    def is_current(self, number: int) -> bool:
-        """Return whether no other loop has begun since; raise if the loader was closed."""
+    def check(self, number: int) -> None:
+        """Raise if a loop was cut off."""
         if number <= self._cut_off:
             raise RuntimeError("the loader was closed, so this iteration cannot go on")
-        return number == self.current
