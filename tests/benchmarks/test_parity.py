@@ -1,6 +1,7 @@
 """What evenstep adds to a step, as counts: bounds that only fall. No time is asserted."""
 
 import json
+from functools import cache
 from statistics import median, quantiles
 
 import pytest
@@ -9,6 +10,8 @@ from benchmarks._parity_loops import Cell
 from benchmarks._parity_measures import Effort, count_graphs, measure
 from benchmarks._parity_page import EVIDENCE, PAGE, page, table
 from benchmarks.parity import COMPILED, at_ranks, grid
+
+from .._tiers import slow_but
 
 pytestmark = pytest.mark.cluster
 
@@ -22,6 +25,7 @@ MOST = {
     Cell("DDP", 2, 0.020, num_workers=2): (273, 44),
     Cell("FSDP2", 2, 0.020): (218, 44),
 }
+ALONE = next(iter(MOST))
 MOST_BUSY = 360  # of half of the steps, on a machine whose cores have something else to do
 MOST_EVER = 2000  # of any step: several plans are made at once
 
@@ -35,18 +39,23 @@ def found_in(rank, store, todo):
 @pytest.fixture(scope="module")
 def ranks():
     """What each rank finds, by how many there are: one process for all cells of a rank."""
-    cells = {num: [cell for cell in MOST if cell.num_ranks == num] for num in (1, 2)}
-    return {num: at_ranks(num, found_in, [(one, EFFORT) for one in cells[num]]) for num in cells}
+
+    @cache
+    def measured(num):
+        cells = [(cell, EFFORT) for cell in MOST if cell.num_ranks == num]
+        return at_ranks(num, found_in, cells)
+
+    return measured
 
 
 @pytest.fixture
 def found(ranks, cell):
     """What each rank finds in a cell."""
     number = [other for other in MOST if other.num_ranks == cell.num_ranks].index(cell)
-    return [cells[number] for cells, _ in ranks[cell.num_ranks]]
+    return [cells[number] for cells, _ in ranks(cell.num_ranks)]
 
 
-@pytest.mark.parametrize("cell", MOST, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", slow_but([ALONE], MOST), ids=lambda cell: cell.name)
 def test_a_step_makes_no_more_calls_than_before(found, cell):
     """Counted as in the benchmark, which has 200 steps; on the rank with the most."""
     counts = [one["calls"]["calls"] for one in found]
@@ -61,15 +70,16 @@ def test_a_step_makes_no_more_calls_than_before(found, cell):
     assert files <= MOST[cell][1]
 
 
-@pytest.mark.parametrize("cell", MOST, ids=lambda cell: cell.name)
+@pytest.mark.parametrize("cell", slow_but([ALONE], MOST), ids=lambda cell: cell.name)
 def test_losses_are_those_of_plain_training(found, cell):
     """Bit by bit, on every rank, with sizes that stay equal."""
     assert all(one["losses_equal"] for one in found)
 
 
+@pytest.mark.slow
 def test_a_compiled_model_has_no_other_graphs(ranks):
     """As many as in plain training, as few breaks, and the same losses."""
-    for _, loops in ranks[COMPILED.num_ranks]:
+    for _, loops in ranks(COMPILED.num_ranks):
         assert loops["other"] == loops["plain"]
         assert (loops["other"]["graphs"], loops["other"]["breaks"]) == (1, 0)
 

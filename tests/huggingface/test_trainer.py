@@ -119,6 +119,7 @@ def test_tokens_are_counted_once(runs, name):
     assert ours.tokens == theirs.tokens == 2 * 50 * 8
 
 
+@pytest.mark.slow
 def test_metrics_count_what_is_trained_on(tmp_path):
     """No forward that only finds out, or that is made as other ranks have more; on every rank."""
     for tokens, counted_rows, rows in run_workers(WORLD_SIZE, counted, str(tmp_path)):

@@ -26,6 +26,7 @@ def loaded(*scripts):
     return list(map(int, done.stdout.split()))
 
 
+@pytest.mark.slow
 def test_importing_what_trains_loads_none_of_it():
     """Neither the Balancer's package nor an adapter's needs it; ``Network`` is had when named."""
     training = "import evenstep, evenstep.torch, evenstep.sim, evenstep._telemetry"

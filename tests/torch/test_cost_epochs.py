@@ -6,13 +6,15 @@ import pytest
 
 from evenstep.testing import run_workers
 
-from .._tiers import Groups, slow_but
 from .cost_epochs import BATCH_SIZE, CAP, LENGTH, LOOPS, NUM_EPOCHS, NUM_STEPS, STOP_AFTER, legs
 from .cost_epochs import alone as one_process
 
-pytestmark = pytest.mark.cluster
-FIRST = [((3, 2), "accumulated"), ((3, 2), "capped padded forwards")]
-RUNS = [*FIRST, *(((2, 3), name) for name in LOOPS)]
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
+RUNS = [
+    ((3, 2), "accumulated"),
+    ((3, 2), "capped padded forwards"),
+    *(((2, 3), name) for name in LOOPS),
+]
 
 
 def ids(value):
@@ -22,21 +24,17 @@ def ids(value):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """Each loop begun on some ranks and gone on with on others, by both: both parts."""
-
-    def run(cases):
-        parts = {}
-        for worlds in sorted({worlds for worlds, _ in cases}):
-            names, folder = [n for w, n in cases if w == worlds], tmp_path_factory.mktemp("epochs")
-            of_both = []
-            for world_size, stop in zip(worlds, (STOP_AFTER, None), strict=True):
-                rows = [(name, str(folder / name), stop) for name in names]
-                ranks = run_workers(world_size, legs, world_size, rows, timeout_s=150)
-                of_both.append(zip(*ranks, strict=True))
-            for name, of_one in zip(names, zip(*of_both, strict=True), strict=True):
-                parts[worlds, name] = of_one
-        return parts
-
-    return Groups(FIRST, RUNS, run)
+    parts = {}
+    for worlds in sorted({worlds for worlds, _ in RUNS}):
+        names, folder = [n for w, n in RUNS if w == worlds], tmp_path_factory.mktemp("epochs")
+        of_both = []
+        for world_size, stop in zip(worlds, (STOP_AFTER, None), strict=True):
+            rows = [(name, str(folder / name), stop) for name in names]
+            ranks = run_workers(world_size, legs, world_size, rows, timeout_s=150)
+            of_both.append(zip(*ranks, strict=True))
+        for name, of_one in zip(names, zip(*of_both, strict=True), strict=True):
+            parts[worlds, name] = of_one
+    return parts
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +43,7 @@ def alone():
     return {number: one_process(number) for number in (1, 2)}
 
 
-@pytest.mark.parametrize(("worlds", "name"), slow_but(FIRST, RUNS), ids=ids)
+@pytest.mark.parametrize(("worlds", "name"), RUNS, ids=ids)
 def test_two_hundred_steps_are_those_of_one_process(found, alone, worlds, name):
     """Parameters within 1e-12; each step's samples once; assignments differ from step to step."""
     _check(found[worlds, name], alone[LOOPS[name].accumulated])
@@ -53,7 +51,7 @@ def test_two_hundred_steps_are_those_of_one_process(found, alone, worlds, name):
 
 @pytest.mark.parametrize(
     ("worlds", "name"),
-    slow_but(FIRST, [(worlds, name) for worlds, name in RUNS if LOOPS[name].cost.is_capped]),
+    [(worlds, name) for worlds, name in RUNS if LOOPS[name].cost.is_capped],
     ids=ids,
 )
 def test_no_forward_is_larger_than_its_cap(found, worlds, name):

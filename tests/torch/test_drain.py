@@ -41,6 +41,7 @@ def test_short_steps_stop_a_moment_later(tmp_path):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_notice_reaches_every_tensor_parallel_rank_in_the_same_step():
     """Also those whose own data-parallel group was told nothing."""
     found = run_workers(4, drained_by_four)

@@ -14,12 +14,10 @@ from pathlib import Path
 
 import pytest
 
-from .._tiers import slow_but
-
 SCRIPT = Path(__file__).with_name("endings.py")
 SOURCE = Path(__file__).parents[2] / "src"
 
-pytestmark = pytest.mark.cluster
+pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def ended(how):
@@ -47,7 +45,7 @@ def ended(how):
     return [(one.returncode, *text) for one, text in zip(processes, texts, strict=True)]
 
 
-@pytest.mark.parametrize("how", slow_but(["error"], ["prepared", "workers", "error"]))
+@pytest.mark.parametrize("how", ["prepared", "workers", "error"])
 def test_a_script_that_never_closes_leaves_no_thread(how):
     """Before its first step, in the middle of an epoch with loader workers, after an error."""
     outputs = [texts for _, *texts in ended(how)]
@@ -63,9 +61,7 @@ def test_a_script_that_never_closes_leaves_no_thread(how):
         assert all("KeyError" in errors for _, errors in outputs)
 
 
-@pytest.mark.parametrize(
-    "whose", slow_but(["stuck worker of its own"], ["stuck worker", "stuck worker of its own"])
-)
+@pytest.mark.parametrize("whose", ["stuck worker", "stuck worker of its own"])
 def test_a_process_whose_loader_worker_is_stuck_ends_with_the_others(whose):
     """Python waits at its end for a worker that was stopped, and would do so forever."""
     for code, _, errors in ended(whose):
@@ -73,7 +69,7 @@ def test_a_process_whose_loader_worker_is_stuck_ends_with_the_others(whose):
         assert "WorkerLostError: Rank 1 on " in errors
 
 
-@pytest.mark.parametrize("how", slow_but(["fork error"], ["fork exit", "fork error", "fork twice"]))
+@pytest.mark.parametrize("how", ["fork exit", "fork error", "fork twice"])
 def test_a_forked_child_that_ends_is_no_rank_that_ends(how):
     """It shares the sockets of its parent, whose run goes on as if there were no child."""
     for code, printed, errors in ended(how):

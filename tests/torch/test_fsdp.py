@@ -125,6 +125,7 @@ def four():
     return run_workers(4, tensor_parallel)
 
 
+@pytest.mark.slow
 def test_tensor_parallel_ranks_get_the_same_batches(four):
     """Under plans that change, and though each would draw an order of its own."""
     assert four[0]["seen"] == four[1]["seen"]
@@ -134,6 +135,7 @@ def test_tensor_parallel_ranks_get_the_same_batches(four):
     assert len(set(four[0]["sizes"])) > 1
 
 
+@pytest.mark.slow
 def test_only_the_data_parallel_dimension_is_balanced(four):
     """Two sizes that add up to the global batch, more for the faster pair, and exact gradients."""
     assert all(found["sizes"] == four[0]["sizes"] for found in four)
@@ -143,6 +145,7 @@ def test_only_the_data_parallel_dimension_is_balanced(four):
     assert max(found["error"] for found in four) <= 1e-12
 
 
+@pytest.mark.slow
 def test_one_of_all_ranks_speaks(four):
     """The events of a run come once, from the first of the ranks that decide."""
     assert [found["events"] > 0 for found in four] == [True, False, False, False]

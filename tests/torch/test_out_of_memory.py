@@ -8,10 +8,11 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Bounds, Runtime
 
+from .._tiers import slow_but
 from .memory_runs import NUM_STEPS, WORLD_SIZE, B, alone, train
 
 
-@pytest.mark.parametrize("where", ["forward", "late", "backward"])
+@pytest.mark.parametrize("where", slow_but(["late"], ["forward", "late", "backward"]))
 def test_training_goes_on_with_the_same_result(where):
     """Cut and run again, under plans that change at every step: each sample counts once."""
     most = 7
@@ -60,6 +61,7 @@ def test_the_cap_is_known_to_the_planner():
     assert cap <= 7
 
 
+@pytest.mark.slow
 def test_the_probe_finds_the_limit():
     """The first step tries what fits, and no forward of the run exceeds it."""
     bounds = Bounds(max="probe")

@@ -70,7 +70,7 @@ def _ahead(batches):
 
 @pytest.mark.cluster
 @pytest.mark.parametrize(
-    ("workers", "ahead"), slow_but([(0, False), (1, True)], product([0, 1], [False, True]))
+    ("workers", "ahead"), slow_but([(1, True)], product([0, 1], [False, True]))
 )
 def test_the_second_epoch_goes_by_cost(workers, ahead):
     """Each sample once an epoch, one table that is right, and the parameters of one process."""

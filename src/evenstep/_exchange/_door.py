@@ -19,7 +19,8 @@ class Door:
 
     Every newcomer has five seconds to greet, and all are read at the same time, so a stranger
     that sends nothing, or a byte now and then, delays no rank. Where strangers are more than 64,
-    the oldest newcomer is turned away for the next one.
+    the oldest newcomer is turned away for the next one. One whose answer waits to be read is kept:
+    in a flood, that is how a rank comes through.
 
     Args:
         token: what a greeting has to know.
@@ -57,7 +58,7 @@ class Door:
             self._since_s[newcomer] = now_s
             self._selector.register(connection, selectors.EVENT_READ, newcomer)
             if len(self._since_s) > self._most:
-                self.turn_away(next(iter(self._since_s)), "there are too many")
+                self._make_room("there are too many")
 
     def read(self, newcomer: Newcomer) -> Greeting | None:
         """Return what a newcomer says; None if it has not said all, or was turned away."""
@@ -105,10 +106,15 @@ class Door:
         for newcomer in tuple(self._since_s):
             self.turn_away(newcomer, "the run is over")
 
+    def _make_room(self, reason: str) -> None:
+        """Turn the oldest newcomer away of those that have said nothing, if there are any."""
+        silent = (one for one in self._since_s if not one.has_answered())
+        self.turn_away(next(silent, next(iter(self._since_s))), reason)
+
     def _cannot_accept(self, server: socket.socket, error: OSError) -> None:
         """Make room where too many files are open; with none to make, look again in a while."""
         if self._since_s:
-            self.turn_away(next(iter(self._since_s)), str(error))
+            self._make_room(str(error))
         else:
             self.problem, self._paused = error, self._selector.unregister(server)
 

@@ -67,6 +67,13 @@ class Newcomer:
         connection.setblocking(False)
         connection.send(self._challenge)
 
+    def has_answered(self) -> bool:
+        """Tell whether there is something to read."""
+        try:
+            return bool(self.connection.recv(1, socket.MSG_PEEK))
+        except OSError:  # nothing yet, or it is gone
+            return False
+
     def read(self) -> Greeting | None:
         """Read what is there; return the greeting, or None if it is not complete.
 

@@ -22,6 +22,7 @@ from ._world_check import listed
 _LOOK_S = 0.5  # between two looks at which newcomers have not greeted
 _TRY_S = 10.0  # for one address
 _RETRY_S = 0.1  # between two tries where rank 0 turned the connection away
+_BACKLOG = 1024  # in a flood, a call that finds no place there is made again after a second
 _BUSY_S = 10.0  # for which a run that has just ended may still hold a port
 _ANY = (0,)
 _TOO_MANY_FILES = (errno.EMFILE, errno.ENFILE)
@@ -120,7 +121,7 @@ def connect_star(
         processes = {0: meeting.process}
         return Star(rank, meeting, {0: call.connection}, processes, wires={0: call.wire})
     addresses = [interface_address(address) or address for address in addresses]
-    busy_s, backlog = min(_BUSY_S, timeout_s), max(2 * world_size, 128)
+    busy_s, backlog = min(_BUSY_S, timeout_s), max(2 * world_size, _BACKLOG)
     try:
         server = listen(addresses, ports, backlog=backlog, timeout_s=busy_s)
     except ConnectionError as error:

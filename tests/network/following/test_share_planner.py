@@ -25,10 +25,8 @@ BOTH = pytest.mark.parametrize(
 )
 
 
-@pytest.mark.parametrize(
-    ("aggregation", "part"),
-    [(collocated(), 0.85), pytest.param(dedicated(), 0.8, marks=pytest.mark.slow)],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("aggregation", "part"), [(collocated(), 0.85), (dedicated(), 0.8)])
 def test_redrawn_links_are_followed(aggregation, part):
     """That much of what the plan that knows the links gains over equal shares, in the mean.
 

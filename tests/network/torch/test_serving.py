@@ -75,7 +75,7 @@ def test_servers_change_nothing_but_who_sums(servers, how, two):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("only_servers", [True, False])
+@pytest.mark.parametrize("only_servers", slow_but([False], [True, False]))
 def test_links_of_servers_are_measured_and_planned_for(only_servers):
     """By equal shares, which give workers nothing if only servers sum."""
     links, plans = run_workers(4, measured, only_servers)[0]
@@ -118,6 +118,7 @@ def test_roles_that_cannot_be_are_refused_on_every_rank():
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_a_script_that_never_closes_releases_its_servers():
     """At its end, or when it has destroyed its groups before: nobody waits for a last order."""
     assert run_workers(3, left_open, False) == [5, 5, 0]
@@ -125,6 +126,7 @@ def test_a_script_that_never_closes_releases_its_servers():
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_loops_of_a_server_after_training():
     """Where workers stop early they are over at once; `while step < last` is ended, by code 0."""
     after = "what comes after the loop"
@@ -134,6 +136,7 @@ def test_loops_of_a_server_after_training():
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_workers_save_in_the_middle_of_a_loop(tmp_path):
     """Where no server could join in; after it, servers save nothing, and all load the same."""
     saved = run_workers(3, checkpointed, str(tmp_path))
@@ -170,6 +173,7 @@ def test_a_script_that_fails_is_no_end_of_training(victim):
 
 
 @pytest.mark.cluster
+@pytest.mark.slow
 def test_balancers_in_turn_have_servers_each():
     """Groups of the second have names that none of the first had, whose keys are in the store."""
     assert run_workers(3, in_turn) == [[5, 5], [5, 5], [0, 0]]

@@ -86,6 +86,7 @@ def test_an_error_of_the_thread_is_never_lost():
     assert "it stopped after an error of its own" in theirs[2]
 
 
+@pytest.mark.slow
 def test_a_script_that_never_closes_ends_without_a_word(tmp_path):
     """After a fork whose child ends first; its server is told that there is nothing to come."""
     command = [sys.executable, "-W", "error", "-c", faults.SCRIPT]
