@@ -65,8 +65,7 @@ def short(rank, step, size):
 def report(exchange, step, reports):
     """Report a step, with what was measured by then."""
     messages = (StepReports(step, tuple(reports)),)
-    is_urgent = any(one.again or one.fault for one in reports)
-    exchange.report(step, lambda: messages, is_urgent=is_urgent)
+    exchange.report(step, lambda: messages)
 
 
 @contextmanager

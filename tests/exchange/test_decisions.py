@@ -33,8 +33,8 @@ class Ranks:
         if not self.plans or self.plans[-1].epoch != plan.epoch:
             self.plans.append(plan)
 
-    def publish(self, index, through, *, done):
-        self.answered += range(index, through + 1)
+    def publish(self, index, *, due, done):
+        self.answered += range(index, max(index, due - 1) + 1)
 
     def completed(self, step): ...
 
@@ -329,8 +329,8 @@ def test_where_the_time_went_is_told_when_all_have_said_it():
         assert len(ranks.events) == step
         decisions.received(1, TimesTold(step, tuple(row)))
     assert [event.step for event in ranks.events] == [0]
-    decisions.end_times()
-    decisions.end_times()
+    decisions.end()
+    decisions.end()
 
     assert [event.step for event in ranks.events] == [0, 1]
     assert ranks.events[0].input_s == (0.1, 0.1)

@@ -310,23 +310,80 @@ def test_a_loss_names_no_step_that_some_rank_is_still_in(star, teller):
             both[rank].losses.check()
 
 
-def test_no_rank_waits_for_the_plan_after_those_that_were_known(star):
-    """The report of the last of them asks for more, a step before any rank needs one."""
-    both, _ = star(planner=gathering(), heartbeat_s=60.0)
-    play(both, 12, reports=short)
-    last = both[0]._answers.known_until
-    told = [[], []]
-    for step in range(12, last + 1):
-        for rank in (0, 1):
-            told[rank].append(both[rank].at(step).batch_size)
-            report(both[rank], step, short(rank, step, told[rank][-1][rank]))
-    for step in (last + 1, last + 2):  # of which neither has reported the first
-        for rank in (0, 1):
-            told[rank].append(both[rank].at(step).batch_size)
+def in_a_hold(star, **settings):
+    """Return two exchanges in the middle of a plan of several short steps: the next, and its last.
 
-    assert len(told[0]) >= 3
-    assert told[0] == told[1]
-    assert both[0].newest_done == last
+    Of 6 ms, so that eight are decided on together.
+    """
+    both, _ = star(planner=gathering(), heartbeat_s=60.0, **settings)
+    play(both, 28, reports=short)
+    first, due = 28, both[0]._answers.due
+    assert first + 3 < due
+    return both, first, due
+
+
+def go_through(exchange, steps):
+    """Have one rank come to steps and report them; return the sizes of each."""
+    sizes = []
+    for step in steps:
+        sizes.append(exchange.at(step).batch_size)
+        rank = exchange._router.rank
+        report(exchange, step, short(rank, step, sizes[-1][rank]))
+    return sizes
+
+
+def test_no_rank_waits_before_the_step_that_is_due_or_sends_anything(star):
+    """The plan stays until then, and all wait for the next one."""
+    both, first, due = in_a_hold(star)
+
+    ahead = go_through(both[1], range(first, due))  # rank 0 has reported none of these
+    assert both[1]._reports.num_held == due - first
+    ahead += go_through(both[1], [due])
+    behind = go_through(both[0], range(first, due + 1))
+    after = [exchange.at(due + 1).batch_size for exchange in both]
+
+    assert len({*ahead, *behind}) == 1
+    assert after[0] == after[1] != ahead[0]
+    assert [exchange._reports.num_held for exchange in both] == [0, 0]
+
+
+@pytest.mark.parametrize("asker", [0, 1])
+def test_a_stop_in_the_middle_of_a_hold_ends_all_ranks_at_the_same_step(star, asker):
+    """At a step that none has passed, though one may be ahead of the one that asks."""
+    both, first, due = in_a_hold(star)
+    go_through(both[1 - asker], range(first, due + 1))
+    both[asker].at(first)
+    both[asker].stop.ask()
+    report(both[asker], first, short(asker, first, 8))
+    go_through(both[asker], range(first + 1, due + 1))
+    early = [exchange.stopping for exchange in both]
+    for exchange in both:
+        exchange.at(due + 1)
+
+    assert early == [False, False]
+    assert [exchange.stopping for exchange in both] == [True, True]
+
+
+def test_a_run_that_ends_in_the_middle_of_a_hold_has_each_step_measured(star):
+    """Rank 0 hears of them as ranks end, and tells of them though no plan follows."""
+    both, emitted = star(planner=gathering(), heartbeat_s=60.0)
+    play(both, 28, reports=short)
+    for exchange in both:
+        exchange.close()
+    told = [event.step for event in list(emitted.queue) if isinstance(event, StepMeasured)]
+
+    assert told == list(range(28))
+
+
+def test_a_rank_that_stands_still_in_a_hold_is_named(star):
+    """Others have gone ahead, and wait for the plan that it has to report for."""
+    both, _ = star(planner=gathering(), hang_s=0.5)
+    play(both, 28, reports=short)
+    go_through(both[1], [28])
+    go_through(both[0], range(28, both[0]._answers.due + 1))
+
+    with pytest.raises(WorkerLostError, match=r"Rank 1 on b.*not finished step 29.*hang_s"):
+        both[0].at(both[0].last_step + 1)
 
 
 def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
@@ -339,7 +396,7 @@ def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
     begun = []
 
     def go_on():
-        for step in range(12, 24):  # more than are answered ahead
+        for step in range(12, 24):  # more than one plan holds for
             begun.append(step)
             both[0].at(step)
             report(both[0], step, short(0, step, 8))

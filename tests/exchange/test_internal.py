@@ -113,6 +113,8 @@ def test_a_rank_that_cannot_measure_has_all_go_on_with_equal_sizes(star, lag):
         plans = [both[rank].at(step) for rank in (0, 1)]
         told.append([plan.batch_size for plan in plans])
         fails = step == FAILS_AT
+        while both[0].newest_done < step - 1:  # pytest's own limit ends it
+            pass
         (one,) = reports_of(1, step, plans[1].batch_size[1])
         report(both[0], step, [] if fails else reports_of(0, step, plans[0].batch_size[0]))
         report(both[1], step, [one._replace(fault="no clock") if fails else one])

@@ -158,7 +158,7 @@ def test_clues_arrive_as_messages(told, clock, clue, cause):
         decisions.received(1, replace(clue, step=step) if isinstance(clue, CluesTold) else clue)
         for rank, (computed, waited) in enumerate([(100_000, 50_000), (150_000, 0)]):
             decisions.received(rank, TimesTold(step, (0, computed, *[0] * 5, waited, 0, 0, 0)))
-    decisions.end_times()
+    decisions.end()
     (last,) = diagnoses(told)
 
     assert (last.causes, last.ranks) == ((cause,), (1,))

@@ -304,15 +304,15 @@ def test_noise_brings_few_plans_on_long_steps(fixed, slowest, noise):
 
 
 def test_short_steps_are_learnt_from_together():
-    """Unlike ranks are balanced within a second of steps of 5 ms, and plans known beforehand."""
+    """Unlike ranks are balanced within a second of steps of 5 ms, ten of which have one plan."""
     run = Run(true=(0, 1e-6, 0), noise=0.05)
-    keeps = []
+    holds = []
     for step in range(200):
         run.step(step)
-        keeps.append(run.planner.keeps_for)
+        holds.append(run.planner.hold)
 
     assert np.median(run.over[100:]) <= 1.08
-    assert np.mean(np.array(keeps) > 0) > 0.5
+    assert np.mean(np.array(holds) > 1) > 0.5
 
 
 def test_where_sizes_have_to_stay_samples_are_counted():

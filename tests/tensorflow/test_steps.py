@@ -28,7 +28,7 @@ class Written:
         self.reports = []
         self.losses = self
 
-    def report(self, step, made, *, is_urgent=False):
+    def report(self, step, made):
         self.reports += made()[-1].reports
 
     def at(self, step):

@@ -52,7 +52,7 @@ class Restless:
 
     claims = None
     is_behind = False
-    keeps_for = 0.0
+    hold = 1
 
     def __init__(self, planner: Any) -> None:
         self._planner = planner
@@ -69,7 +69,7 @@ class Restless:
     def catch_up(self, *, next_step: int, ask: bool = True) -> Any:
         return SimpleNamespace(plan=self.plan, events=())
 
-    def due(self, step: int) -> tuple[()]:
+    def come_to(self, step: int) -> tuple[()]:
         return ()
 
     def account(self, reports: Any, plan: Any) -> None:

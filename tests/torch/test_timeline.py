@@ -75,7 +75,7 @@ def test_each_phase_of_a_plain_step_is_known(watch):
 
 
 def test_no_step_is_lost_whose_report_is_held(watch):
-    """A step's account is read with its report: 32 may be held (`test_held_reports.py`)."""
+    """A step's account is read with its report: 32 are reported together at most (`MOST_STEPS`)."""
     meter = Recorder(StepMeter(HostClock(watch)))
     for step in range(31 + 32 + 2):  # left for later, held, the one before, the one under way
         meter.next_step(step)

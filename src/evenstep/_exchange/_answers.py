@@ -33,7 +33,7 @@ class Answers:
 
     Attributes:
         newest: the newest step that was answered; -1 is the plan before all steps, -2 none.
-        known_until: the newest step whose answer was known before it was measured.
+        due: the step whose report this rank sends, with those of the steps before.
         newest_done: the newest step that all ranks have reported, as far as this rank has heard.
             That a step is answered says nothing of it: plans are known, or asked for, ahead.
         listeners: told of every new plan, on whichever thread learns of it.
@@ -52,7 +52,8 @@ class Answers:
         self._plan: Plan | None = None
         self._plans: dict[int, Plan] = {}
         self.newest = -2
-        self.known_until = self.newest_done = -1
+        self.newest_done = -1
+        self.due = 0
         self.listeners: list[Callable[[Plan], None]] = []
         self.riders: list[Rider] = []
 
@@ -65,20 +66,21 @@ class Answers:
         self._router.later(self._tell, delay_s=0.0)
         self._hear(plan)
 
-    def publish(self, index: int, through: int, *, done: int) -> None:
-        """Let the newest plan be the answer to the steps from ``index`` to ``through``.
+    def publish(self, index: int, *, due: int, done: int) -> None:
+        """Let the newest plan be the answer to step ``index``, and to all until one is due.
 
         Args:
             index: the first step that is answered.
-            through: the last one.
+            due: the step after whose reports the next plan is decided. It may be past, where ranks
+                ask ahead.
             done: the newest step that all ranks have reported.
         """
-        self._keep(index, through)  # claims need it before others know
-        answer = self._stop.answer(index, through, done)
+        answer = self._stop.answer(index, due, done)
+        self._keep(answer)  # claims need it before others know
         for rider in self.riders:
-            rider.answers(through)
+            rider.answers(through(answer))
         self._tell(answer)
-        self._publish(index, through)
+        self._publish(answer)
 
     def completed(self, step: int) -> None:
         """Take in that all ranks have reported ``step``."""
@@ -122,11 +124,11 @@ class Answers:
         match message:
             case PlanTold(plan):
                 self._hear(plan)
-            case Answer(index, through, done):
+            case Answer():
                 self._stop.hear(message)
-                self.newest_done = max(self.newest_done, done)
-                self._keep(index, through)
-                self._publish(index, through)
+                self.newest_done = max(self.newest_done, message.done)
+                self._keep(message)
+                self._publish(message)
             case DoneAsked(step):
                 with self._router.changed:
                     self._asking[peer] = step
@@ -147,14 +149,19 @@ class Answers:
             if plans or answer:
                 self._router.to_everyone(*plans, *answer)
 
-    def _keep(self, index: int, through: int) -> None:
+    def _keep(self, answer: Answer) -> None:
         assert self._plan is not None
         with self._router.changed:
-            self._plans |= dict.fromkeys(range(index, through + 1), self._plan)
+            answered = range(answer.index, through(answer) + 1)
+            self._plans |= dict.fromkeys(answered, self._plan)
 
-    def _publish(self, index: int, through: int) -> None:
+    def _publish(self, answer: Answer) -> None:
+        self.due = answer.due  # before any thread can come to that step
         with self._router.changed:
-            self.newest = through
+            self.newest = through(answer)
             self._router.changed.notify_all()
-        if through > index:
-            self.known_until = through
+
+
+def through(answer: Answer) -> int:
+    """Return the newest step that is answered: the plan of the one after ``due`` is not known."""
+    return max(answer.index, answer.due - 1)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import threading
 import traceback
 from collections import defaultdict, deque
@@ -39,15 +38,13 @@ _SLOW_IN_A_ROW = 2  # one may be a pause of this process, and no fault of the po
 _REST_TIMES = 19
 _LONGEST_REST_S = 60.0
 
-# Answers go out ahead for this long at most: a stop, a limit of memory and the events of a step
-# may wait so long.
-_AHEAD_S = 0.1
-
 _LOOK_EVERY = 50  # steps between two looks for a worker that costs more than it brings
 
 
 class Decisions:
-    """Decides as soon as the last report of a step is there, on the thread that brought it.
+    """Decides as soon as the last report of a step is there that is due.
+
+    It does so on the thread that brought the report, which is the channel's.
 
     Where anything in that fails but a user's policy, all ranks go on with equal sizes, from the
     same step on and for the rest of the run.
@@ -61,8 +58,8 @@ class Decisions:
 
     Attributes:
         planner: decides; set before the first report, and replaced once something in it fails.
-        looks_ahead: whether plans that are known to stay answer several steps at once. False where
-            riders have plans of their own, which would be late, and reports to be compared.
+        holds: whether a plan may hold for several steps. False where riders have plans of their
+            own, which would be late, and reports to be compared.
     """
 
     kinds = (StepReports, PlanAsked, TimesTold, CluesTold, HostTold)
@@ -95,8 +92,8 @@ class Decisions:
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
         self._answered = -1  # the newest step that was answered
-        self.looks_ahead = True
-        self._wall_s = math.inf  # of the newest step that is complete
+        self._due = 0  # the step after which the next plan is decided
+        self.holds = True
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a rank's reports of a step, or that it asks for a plan ahead."""
@@ -113,8 +110,12 @@ class Decisions:
             case HostTold(clues):
                 self._times.add_host(peer, clues)
 
-    def end_times(self) -> None:
-        """Tell where the time went in all steps that are left, and who waited for whom."""
+    def end(self) -> None:
+        """Tell of the steps that are left, where the time went, and who waited for whom."""
+        with self._lock:
+            if self.planner is not None:
+                self._show(self._next_step(self._answered))
+        self._keep_all_books()
         self._times.end()
 
     def take(self, rank: int, step: int, reports: Sequence[Report]) -> None:
@@ -127,35 +128,31 @@ class Decisions:
             self._arrived[step].add(rank)
             if len(self._arrived[step]) == self._world_size:
                 del self._arrived[step]
-                self._decide(step)
+                if step >= self._due:
+                    self._show(self._next_step(step))
+                    self._answer_from(step)
+                self._answers.completed(step)
 
     def answer(self, index: int) -> None:
         """Answer to step ``index`` with the newest plan, before all ranks have reported it."""
         with self._lock:
             if index > self._answered:
                 self._come_to(index)
-                self._publish(index, index, done=self._answers.newest_done)
+                self._publish(index, done=self._answers.newest_done)
 
     def _come_to(self, index: int) -> None:
         """Tell the plans that are known already of what step ``index`` is answered with."""
         assert self.planner is not None
-        for plan in self.planner.due(index + 1 + self._lag):
+        for plan in self.planner.come_to(index + 1 + self._lag):
             self._answers.announce(plan)
 
-    def _publish(self, index: int, through: int, *, done: int) -> None:
-        """Answer to the steps from ``index`` to ``through``, once all have reported ``done``."""
+    def _publish(self, index: int, *, done: int) -> None:
+        """Answer to the steps from ``index`` until the next that is due; all have done ``done``."""
         assert self.planner is not None
-        self._answered = through
-        for answered in range(index, through + 1):
+        self._answered = max(index, self._due - 1)
+        for answered in range(index, self._answered + 1):
             self._in_force[answered + 1 + self._lag] = self.planner.plan
-        self._answers.publish(index, through, done=done)
-
-    def _num_ahead(self) -> int:
-        """Return how many steps after a complete one the newest plan answers, within a moment."""
-        assert self.planner is not None
-        if self._world_size == 1 or not self.looks_ahead:  # no rank to spare a message
-            return 0
-        return int(min(self.planner.keeps_for, _AHEAD_S / self._wall_s))
+        self._answers.publish(index, due=self._due, done=done)
 
     def learnt(self) -> Learnt | None:
         """Return what the planner has learnt; None before there is one."""
@@ -174,8 +171,12 @@ class Decisions:
             found = (step for step, known in self._arrived.items() if rank not in known)
             return min(found, default=None)
 
-    def _decide(self, step: int) -> None:
-        """Show the planner what is complete and publish what it says; then keep the books."""
+    def _show(self, next_step: int) -> None:
+        """Show the planner what is complete.
+
+        Args:
+            next_step: the first step that can use what is decided.
+        """
         assert self.planner is not None
         first = self._first = self._first or self.planner.plan
         complete = [
@@ -184,37 +185,33 @@ class Decisions:
         for index in sorted(complete):
             known = self._measured.pop(index)
             reports = [known[rank] for rank in range(self._world_size)]
-            self._wall_s = max(report.wall_s or math.inf for report in reports)
             ran = self._in_force.pop(index, first)
-            events = self._catch_up(index, self._next_step(step))
-            observe = partial(self.planner.observe, reports, next_step=self._next_step(step))
+            events = self._catch_up(index, next_step)
+            observe = partial(self.planner.observe, reports, next_step=next_step)
             events += self._ask(observe, index)
             self._unkept.append((reports, ran, events))
+
+    def _answer_from(self, step: int) -> None:
+        """Answer to ``step``, which all ranks have reported, and say when the next plan is due.
+
+        Where ranks have asked ahead, they have an answer already. The books are kept later.
+        """
+        assert self.planner is not None
         for books_of in (self._measured, self._in_force):
-            for index in [index for index in books_of if index < step - 8]:
-                del books_of[index]  # a rank had no measurement of it, and never will
-        self._answer_from(step)
-        self._answers.completed(step)
+            for old in [old for old in books_of if old < step - 8]:
+                del books_of[old]  # a rank had no measurement of it, and never will
+        index = max(step, self._answered + 1)
+        self._come_to(index)
+        self._due = step + (self.planner.hold if self.holds else 1)
+        if index < self._due:
+            self._publish(index, done=step)
         if self._unkept and not self._keeps_soon:
             self._keeps_soon = True
             self._answers.later(self._keep_all_books)
 
-    def _answer_from(self, step: int) -> None:
-        """Answer to ``step``, which all ranks have reported, and to later ones as far as known.
-
-        Where ``step`` was the last to be answered ahead, the next ones are answered here. No rank
-        waits for them yet.
-        """
-        index = max(step, self._answered + 1)
-        if index > step + 1:
-            return
-        self._come_to(index)
-        if index <= (through := step + self._num_ahead()):
-            self._publish(index, through, done=step)
-
     def _next_step(self, step: int) -> int:
         """Return the first step that can use what is decided after ``step``, or later."""
-        after = max(step, self._answered + 1)  # what was answered ahead is in force already
+        after = max(step, self._answered + 1)  # what ranks asked for ahead is in force already
         return after + 1 + self._lag
 
     def _catch_up(self, step: int, next_step: int) -> tuple[Event, ...]:

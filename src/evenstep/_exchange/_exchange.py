@@ -26,7 +26,7 @@ from ._message_kinds import (
 from ._not_finite import NotFinite
 from ._place import Framework
 from ._progress import STEPS, UNITS, Patrol
-from ._reports import Reports
+from ._report_queue import ReportQueue
 from ._router import Rider, Router
 from ._stop import Stop
 from ._unit_sums import UnitSums
@@ -40,11 +40,14 @@ _LAST_REPORTS_S = 10.0  # at the close, for what others hold: they send it with 
 class Exchange:
     """One rank's side of the exchange: its parts, and the plan point of a step.
 
-    Every rank reports every step, with whatever measurements are complete. When all have arrived,
-    rank 0 decides and answers with the plan, of several steps where it is known to stay. The plan
-    of step ``s`` is the one decided after the reports of step ``s - 1 - lag``: with lag 0 (CPU)
-    step k decides k + 1; with lag 1 (CUDA) no rank waits for a device, and step k usually decides
-    k + 2.
+    Every rank reports every step, with whatever measurements are complete. Each plan says at which
+    step the next one is due. A rank sends its reports of all steps up to that one when it has come
+    to it, and waits for a plan after it alone. When all have arrived, rank 0 decides and answers.
+    Steps of 17 ms and more are all due; of shorter ones, one in about 50 ms. Nothing changes in
+    between: a stop holds from a step on whose plan no rank can have asked for.
+
+    The plan of step ``s`` is the answer to step ``s - 1 - lag``: with lag 0 (CPU) step k decides
+    k + 1; with lag 1 (CUDA) no rank waits for a device, and step k usually decides k + 2.
 
     Reports, messages and decisions run on the channel's thread, while the all-reduce and the
     optimizer of the same step keep the caller busy, so that the plan point finds the answer there.
@@ -117,7 +120,7 @@ class Exchange:
         self.stop = Stop()
         self._answers = Answers(router, lag=lag, stop=self.stop)
         self.decisions = Decisions(world_size, lag=lag, answers=self._answers, emit=emit)
-        self._reports = Reports(router)
+        self._reports = ReportQueue(router)
         self.units = UnitSums(router, came_to=partial(self._patrol.came_to, UNITS))
         self.claims = Claims(router, plan_of=self._plan_of)
         self.mailbox = Mailbox(router)
@@ -141,11 +144,11 @@ class Exchange:
     def add(self, rider: Rider) -> None:
         """Have ``rider`` take part in every step from the first on.
 
-        As it has plans and reports of its own, no answer is given ahead, and no report held.
+        As it has plans and reports of its own, every step is due.
         """
         self._router.add(rider)
         self._answers.riders.append(rider)
-        self.decisions.looks_ahead = False
+        self.decisions.holds = False
 
     def tell_workers(self, message: Message) -> None:
         """On rank 0: send a rider's message to all other workers, ahead of the next answer."""
@@ -156,7 +159,7 @@ class Exchange:
         self.decisions.planner = planner
         self.claims.scheme = None if planner.claims is None else planner.claims.scheme
         self._answers.announce(planner.plan)
-        self._answers.publish(-1, -1, done=-1)
+        self._answers.publish(-1, due=0, done=-1)
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""
@@ -167,15 +170,13 @@ class Exchange:
         step: int,
         made: Callable[[], Sequence[Message]],
         *,
-        is_urgent: bool = False,
         is_used: bool = True,
     ) -> None:
-        """Note this rank's report of ``step``, and have it sent if a plan waits for it.
+        """Note this rank's report of ``step``, and have it sent if the step is due.
 
         Args:
             step: the step under way.
             made: returns the messages of the report, on any thread; ``StepReports`` is the last.
-            is_urgent: whether rank 0 has to hear of it at once.
             is_used: whether it had a backward.
         """
         self.last_step = max(step, self.last_step)
@@ -184,15 +185,15 @@ class Exchange:
         first: list[Message] = [StopAsked()] if self.stop.asked else []
         for rider in self._answers.riders:
             first += rider.along()
-        may_wait = step < self._answers.known_until and not (is_urgent or self.stop.asked)
-        self._reports.add((lambda: (*first, *made())) if first else made, may_wait=may_wait)
+        is_due = step >= self._answers.due
+        self._reports.add((lambda: (*first, *made())) if first else made, is_due=is_due)
         self.losses.check_left()
         self._patrol.came_to(STEPS, self.last_step)
 
     def tell(self, messages: Sequence[Message]) -> None:
-        """Send messages to rank 0 that no plan waits for, with the reports that are held."""
+        """Send messages to rank 0 that no plan waits for, with the reports of this rank."""
         if messages:
-            self._reports.add(lambda: messages, may_wait=True)
+            self._reports.add(lambda: messages, is_due=False)
 
     def at(self, step: int, *, trains: bool = True, may_look_ahead: bool = False) -> Plan:
         """Return the plan of ``step``, once it is decided: the plan point.
@@ -246,7 +247,7 @@ class Exchange:
         )
 
     def report_all(self) -> None:
-        """Send the reports that are held."""
+        """Send the reports that were noted."""
         self._reports.flush()
 
     def pause(self) -> AbstractContextManager[None]:
@@ -271,7 +272,7 @@ class Exchange:
             self._router.to_everyone(self.losses.goodbye(self.num_loops))
             self._router.close()
             self._channel = None
-        self.decisions.end_times()
+        self.decisions.end()
         self.not_finite.end(self.last_step)
 
     def received(self, peer: int, message: Any) -> None:

@@ -49,7 +49,7 @@ class Steps(Protocol):
         """Return the step that waits for what only ``rank`` could send; None if none does."""
 
     def report_all(self) -> None:
-        """Send the reports that are held."""
+        """Send the reports that were noted."""
 
 
 @final

@@ -78,18 +78,19 @@ class PlanTold:
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """From rank 0: the newest plan answers the steps ``index`` to ``through``.
+    """From rank 0: the newest plan answers step ``index``, and those after it until one is due.
 
     Attributes:
         index: the first step that is answered.
-        through: the last one.
+        due: the step after whose reports the next plan is decided, and up to which all are sent
+            then. Not after ``index`` where a rank has asked ahead: that is all that is answered.
         done: the newest step that all ranks have reported; -1 if there is none.
         stops: whether all ranks stop as of this answer.
         leaving: the rank that leaves the run with that stop, if one does.
     """
 
     index: int
-    through: int
+    due: int
     done: int = -1
     stops: bool = False
     leaving: int | None = None

@@ -179,15 +179,15 @@ class Router:
         else:
             self._channel.call_later(partial(self._guarded, call), delay_s=delay_s)
 
-    def soon(self, call: Callable[[], None]) -> None:
-        """Make a call on the channel's thread, before all that can wait; at once with one process.
+    def waker(self, call: Callable[[], None]) -> Callable[[], None]:
+        """Return what has the channel's thread make a call, before all that can wait.
 
-        Where it fails, this rank counts as lost: others wait for what it was to send.
+        Where that fails, this rank counts as lost: others wait for what it was to send. With one
+        process, the thread that wakes it makes the call.
         """
         if self._channel is None:
-            call()
-        else:
-            self._channel.call_soon(partial(self._guarded, call))
+            return call
+        return partial(self._channel.call_soon, partial(self._guarded, call))
 
     @property
     def reconnect_s(self) -> float:

@@ -42,11 +42,11 @@ class Stop:
         self.asked = True
         return True
 
-    def answer(self, index: int, through: int, done: int) -> Answer:
+    def answer(self, index: int, due: int, done: int) -> Answer:
         """On rank 0: return the answer to some steps, which has all ranks know."""
         if self.asked and self.after is None:
             self.after, self.leaving = index, self._to_leave
-        return Answer(index, through, done, self.after is not None, self.leaving)
+        return Answer(index, due, done, self.after is not None, self.leaving)
 
     def hear(self, answer: Answer) -> None:
         """Elsewhere: take in an answer."""

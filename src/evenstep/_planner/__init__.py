@@ -21,6 +21,7 @@ from ._plan import Outcome as Outcome
 from ._plan import Plan as Plan
 from ._plan import PlanCosts as PlanCosts
 from ._planner import Planner as Planner
+from ._readings import MOST_STEPS as MOST_STEPS
 from ._replay_planner import planner_of as planner_of
 from ._report import Report as Report
 from ._report import Work as Work
@@ -33,6 +34,7 @@ from ._user_mistake import blaming as blaming
 from ._user_mistake import in_words as in_words
 
 __all__ = [
+    "MOST_STEPS",
     "UNKNOWN",
     "AbstractPlanner",
     "Bounds",

@@ -14,10 +14,12 @@ from ..events import (
     StepMeasured,
     WorkerUnhelpful,
 )
+from ..policies._base import READING_S
 from ._claim_switch import ClaimSwitch
 from ._learnt import Learnt
 from ._plan import Outcome, Plan
-from ._report import Report, timings_of
+from ._readings import num_together
+from ._report import Report, lasted_s, timings_of
 
 
 class AbstractPlanner(abc.ABC):
@@ -42,7 +44,7 @@ class AbstractPlanner(abc.ABC):
             ask: whether to ask the policy; if not, the plan stays.
         """
 
-    def due(self, step: int) -> Iterable[Plan]:
+    def come_to(self, step: int) -> Iterable[Plan]:
         """Have ``plan`` be what is planned for ``step`` already, and yield the plans up to it.
 
         Only a planner that knows of steps to come has any. Called before a step is answered,
@@ -52,8 +54,8 @@ class AbstractPlanner(abc.ABC):
 
     @property
     @abc.abstractmethod
-    def keeps_for(self) -> float:
-        """For how many more steps the plan holds, unless one of them moves a cap."""
+    def hold(self) -> int:
+        """How many more steps it is to be shown before it decides again, 1 or more."""
 
     @property
     def is_behind(self) -> bool:
@@ -135,3 +137,9 @@ def held(reports: Sequence[Report], *, also: str = "") -> list[Event]:
         return []
     problem = f"torch might run the model of rank {asking[0]} uncompiled at another size{also}"
     return [SizesHeld(reports[0].step, problem)]
+
+
+def hold_after(reports: Sequence[Report]) -> int:
+    """Return how many more steps are reported together, where nothing is learnt from them."""
+    took_s = max(report.compute_s for report in reports)
+    return num_together(READING_S, took_s, max(took_s, lasted_s(reports)))

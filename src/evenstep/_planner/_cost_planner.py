@@ -28,7 +28,7 @@ from ._learnt import BY_COST, Learnt
 from ._measured import measured
 from ._plan import Outcome, Plan, PlanCosts
 from ._readings import Readings
-from ._report import Report, Work
+from ._report import Report, Work, lasted_s
 from ._sample_costs import SampleCosts
 from ._size_caps import SizeCaps
 from ._whatif import SplitCosts
@@ -105,14 +105,14 @@ class CostPlanner(AbstractPlanner):
         self._num_measured += 1
         if self._num_measured > 1:
             took_s = max(report.compute_s for report in reports if report.batch_size)
-            if steps := self._readings.add(None, took_s, reports):
+            if steps := self._readings.add(None, took_s, reports, wall_s=lasted_s(reports)):
                 self._put_off = partial(self._learn, steps)
         found = [*self._hold(reports, next_step), *self._turned(next_step)]
         return Outcome(self.plan, (*events, *found))
 
     @property
-    def keeps_for(self) -> float:
-        return self._readings.keeps_for
+    def hold(self) -> int:
+        return self._readings.num_left
 
     def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
         known = self._estimator.model is not None

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
 from .._types import IntArray, StepTimings
 from ..events import EstimatesRestored, StepMeasured
-from ._base import AbstractPlanner
+from ._base import AbstractPlanner, hold_after
 from ._learnt import Learnt
 from ._measured import measured
 from ._plan import Outcome, Plan
@@ -35,7 +34,7 @@ class EqualSizes(AbstractPlanner):
             fail.
     """
 
-    keeps_for = math.inf  # no step moves a cap any more either
+    hold = 1
 
     def __init__(self, planner: AbstractPlanner, first_step: int) -> None:
         try:
@@ -50,6 +49,7 @@ class EqualSizes(AbstractPlanner):
             )
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
+        self.hold = hold_after(reports)
         return Outcome(self.plan, ())  # nothing follows from a step any more
 
     def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:

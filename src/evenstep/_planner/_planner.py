@@ -31,7 +31,7 @@ from ._measured import measured
 from ._memory_caps import MemoryCaps
 from ._plan import Outcome, Plan
 from ._readings import Reading, Readings
-from ._report import Report, apart, timings_of
+from ._report import Report, apart, lasted_s, timings_of
 from ._user_mistake import UserMistake, blaming, in_words
 from ._whatif import WhatIf
 
@@ -138,8 +138,8 @@ class Planner(AbstractPlanner):
         return Outcome(self.plan, tuple(events))
 
     @property
-    def keeps_for(self) -> float:
-        return 0 if self.claims is not None else self._readings.keeps_for
+    def hold(self) -> int:
+        return 1 if self.claims is not None else self._readings.num_left
 
     def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
         costs = None
@@ -216,7 +216,9 @@ class Planner(AbstractPlanner):
             sizes = tuple(report.batch_size for report in reports)
         took_s = max(report.compute_s for report in reports if report.batch_size)
         is_full = reports[0].global_num_samples == self._job.global_batch_size
-        return self._add(is_full, sizes, took_s, partial(timings_of, reports), at_once=at_once)
+        timings = partial(timings_of, reports)
+        wall_s = lasted_s(reports)
+        return self._add(is_full, sizes, took_s, timings, wall_s=wall_s, at_once=at_once)
 
     def _add(
         self,
@@ -225,6 +227,7 @@ class Planner(AbstractPlanner):
         took_s: float,
         timings: Callable[[], StepTimings],
         *,
+        wall_s: float = 0.0,
         at_once: bool = False,
     ) -> Reading | None:
         """Take in a step if it counts. Where sizes change, the newest one stands for all."""
@@ -232,7 +235,8 @@ class Planner(AbstractPlanner):
         outgrown = self._caps.is_outgrown_by(self.plan)
         if not is_full or not (self._num_measured > self._warm_up_steps or outgrown):
             return None
-        steps = self._readings.add(sizes, took_s, timings, at_once=at_once or outgrown)
+        at_once = at_once or outgrown
+        steps = self._readings.add(sizes, took_s, timings, wall_s=wall_s, at_once=at_once)
         return Reading(steps if sizes is not None else steps[-1:]) if steps else None
 
     def _show(

@@ -14,7 +14,8 @@ from .._types import StepTimings
 
 LONG_STEP = 1 / 3
 """Of a reading's seconds: such a step is one by itself."""
-_MOST_STEPS = 64  # of a reading
+MOST_STEPS = 32
+"""Of a reading, and between two decisions."""
 
 Step = TypeVar("Step")
 
@@ -58,14 +59,14 @@ class Reading:
 class Readings(Generic[Step]):
     """Collects steps until they have taken long enough together; long ones are taken alone.
 
-    A reading has at least half as many steps as the one before, so that a pause of the machine is
-    no reading by itself, and that many plans are known beforehand.
+    How many steps the next reading has is known when one is complete, by their median. So a pause
+    of the machine is no reading by itself, and ranks know beforehand when the next plan is due.
 
     Args:
-        reading_s: seconds of computing that short steps take together; 0 makes each step one.
+        reading_s: seconds that short steps take together; 0 makes each step one.
 
     Attributes:
-        num_left: how many more steps the reading under way takes at the least.
+        num_left: how many more steps the reading under way takes at the least; 1 or more.
     """
 
     def __init__(self, reading_s: float) -> None:
@@ -74,6 +75,7 @@ class Readings(Generic[Step]):
         self._key: Hashable = None
         self._steps: list[Step] = []
         self._took_s: list[float] = []  # the slowest worker's, of each
+        self._lasted_s: list[float] = []  # from batch to batch
 
     def add(
         self,
@@ -81,6 +83,7 @@ class Readings(Generic[Step]):
         took_s: float,
         step: Step,
         *,
+        wall_s: float = 0.0,
         at_once: bool = False,
     ) -> tuple[Step, ...]:
         """Take in a step; return the steps of the reading that it completes, none if it does not.
@@ -89,31 +92,33 @@ class Readings(Generic[Step]):
             key: the sizes; steps of others are dropped. None where each step may have its own.
             took_s: seconds that the slowest worker computed.
             step: what was measured.
+            wall_s: seconds from batch to batch, where that is known and more.
             at_once: whether to make a reading of what there is.
         """
         if key != self._key:
-            self._key, self._steps, self._took_s = key, [], []
+            self._key, self._steps, self._took_s, self._lasted_s = key, [], [], []
         self._steps.append(step)
         self._took_s.append(took_s)
-        self.num_left = max(self.num_left - 1, self._num_missing())
-        if self.num_left and not at_once:
+        self._lasted_s.append(max(wall_s, took_s))
+        needed = num_together(self._reading_s, median(self._took_s), median(self._lasted_s))
+        num_left = max(self.num_left - 1, needed - len(self._steps))
+        if num_left and not at_once:
+            self.num_left = num_left
             return ()
         reading = tuple(self._steps)
-        self.num_left = max(1, len(self._steps) // 2)
-        self._steps, self._took_s = [], []
+        self.num_left = needed
+        self._steps, self._took_s, self._lasted_s = [], [], []
         return reading
 
-    @property
-    def keeps_for(self) -> int:
-        """For how many more steps the plan holds.
 
-        After a reading of several short steps, the plan changes one step later than it could. So no
-        rank waits for it.
-        """
-        return self.num_left if self.num_left > 1 else 0
+def num_together(seconds: float, took_s: float, lasted_s: float) -> int:
+    """Return how many steps are decided on together: the steps of so many seconds, or one.
 
-    def _num_missing(self) -> int:
-        """Return how many more steps it takes, if they are like those so far."""
-        step_s = max(median(self._took_s), 1e-9)
-        needed = 1 if step_s >= LONG_STEP * self._reading_s else round(self._reading_s / step_s)
-        return max(0, min(needed, _MOST_STEPS) - len(self._steps))
+    Args:
+        seconds: that they take together.
+        took_s: that the slowest worker computes in a step.
+        lasted_s: from batch to batch.
+    """
+    if not took_s < LONG_STEP * seconds:  # no number is no short step
+        return 1
+    return min(max(round(seconds / max(lasted_s, 1e-9)), 1), MOST_STEPS)

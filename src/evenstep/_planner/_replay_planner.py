@@ -13,7 +13,7 @@ from .._types import IntArray, StepTimings
 from ..events import EstimatesRestored, Event, Rebalanced, SizesHeld, StepMeasured
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Equal, Replay
-from ._base import AbstractPlanner, rejected
+from ._base import AbstractPlanner, hold_after, rejected
 from ._claim_switch import ClaimSwitch
 from ._job import Job
 from ._learnt import Learnt
@@ -83,22 +83,24 @@ class ReplayPlanner(AbstractPlanner):
         self._caps = job.caps()
         self._cluster = job.cluster(self._caps)
         self._now = first_step  # the newest step whose plan is told
+        self._hold = 1  # steps, as far as their length goes
         self._num_told = 1  # of the plans, as events
         self._is_past_end = False
         self.plan = self._make_plan(0)
 
-    def due(self, step: int) -> Iterator[Plan]:
+    def come_to(self, step: int) -> Iterator[Plan]:
         self._now = max(self._now, step)
         while self._begin_of(self.plan.epoch + 1) <= step:
             self.plan = self._make_plan(self.plan.epoch + 1)
             yield self.plan
 
     @property
-    def keeps_for(self) -> float:
-        return self._begin_of(self.plan.epoch + 1) - 1 - self._now
+    def hold(self) -> int:
+        return int(min(self._hold, max(1, self._begin_of(self.plan.epoch + 1) - self._now)))
 
     def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
         events: list[Event] = [*rejected(reports)]
+        self._hold = hold_after(reports)
         while self._begin_of(self._num_told) <= next_step:
             plan = self._make_plan(self._num_told)
             self._num_told += 1

@@ -88,6 +88,11 @@ class Report(NamedTuple):
         return None
 
 
+def lasted_s(reports: Sequence[Report]) -> float:
+    """Return the seconds from the batch before to this one, on the slowest rank; 0 if unknown."""
+    return max(report.wall_s or 0.0 for report in reports)
+
+
 def apart(reports: Sequence[Report]) -> float:
     """Return by how much the first worker ended before the last, as a share of the last's time.
 

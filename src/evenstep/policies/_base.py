@@ -12,7 +12,7 @@ from .._types import Cluster, Decision, State, StepTimings
 from ..exceptions import invalid
 
 READING_S = 0.05
-"""Seconds of computing for which policies combine short steps.
+"""Seconds for which policies combine short steps, by the time from batch to batch.
 
 Learning from a reading takes rank 0 about a millisecond, and every rank a message.
 """
@@ -41,7 +41,7 @@ class AbstractPolicy(abc.ABC, Generic[State]):
 
     @property
     def reading_s(self) -> float:
-        """Seconds of computing for which short steps are combined before an ``update``.
+        """Seconds for which short steps are combined before an ``update``; sizes stay meanwhile.
 
         With 0 the policy sees each step, however short. A larger value suits a policy that takes
         too long for steps of a few milliseconds: it sees the median of every worker

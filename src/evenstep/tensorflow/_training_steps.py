@@ -214,7 +214,7 @@ class TrainingSteps:
             fault=fault,
         )
         messages = (StepReports(step.number, (report,)),)
-        exchange.report(step.number, lambda: messages, is_urgent=bool(fault))
+        exchange.report(step.number, lambda: messages)
 
     def _free(self) -> tuple[tuple[float, int] | None, str]:
         """Return what the machine has to spare; once, why it cannot be read, and never again."""

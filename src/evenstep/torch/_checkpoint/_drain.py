@@ -91,9 +91,8 @@ class Drain:
     def requested(self) -> bool:
         """Whether to stop after the step under way: the same on all ranks.
 
-        True from the step after the notice on. With steps of a few milliseconds, whose plans are
-        known in advance, it may be up to a tenth of a second later. It then stays true, also after
-        the loop.
+        True from the step after the notice on. With steps of a few milliseconds, of which several
+        have one plan, it may be up to 50 ms later. It then stays true, also after the loop.
         """
         return self._session.steps.stopping
 

@@ -6,10 +6,10 @@ from collections import deque
 from typing import Any, NamedTuple, final
 
 from ..._diagnosis import Phase, time_by_phase
-from ..._exchange._reports import MOST_HELD
+from ..._planner import MOST_STEPS
 from ._clock import AbstractClock
 
-_MOST_UNREAD = 2 * MOST_HELD  # steps: their reports are held, or a device is not through yet
+_MOST_UNREAD = 2 * MOST_STEPS  # steps: their reports are held, or a device is not through yet
 
 
 class _Window(NamedTuple):
@@ -160,7 +160,7 @@ class Timeline:
     def _have_lasted(self, least_s: float) -> bool:
         """Tell whether the unread steps lasted so long, or are as many as may be held."""
         unread = self._unread
-        if not unread or len(unread) >= MOST_HELD:
+        if not unread or len(unread) >= MOST_STEPS:
             return bool(unread)
         lasted_s = self._clock.seconds(unread[0].cuts[0][0], unread[-1].cuts[-1][0])
         return lasted_s is not None and lasted_s >= least_s

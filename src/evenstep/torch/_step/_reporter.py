@@ -142,14 +142,13 @@ class Reporter:
                 again = (self._report(step, 0.0, self._read() | {"peak_bytes": 0}),)
         except Exception as error:
             self._give_up(step.number, error)
-        is_urgent = bool(again or self._fault)
         made: Callable[[], Sequence[Message]] = partial(self._made, step, reduced, again)
         if self._recorder.clock.is_late:
             # Now: another thread that asks CUDA for an event breaks a graph's capture under way.
             messages = made()
             made = partial(tuple, messages)
         is_used = step.num_backwards > 0
-        self._exchange.report(step.number, made, is_urgent=is_urgent, is_used=is_used)
+        self._exchange.report(step.number, made, is_used=is_used)
 
     def close(self) -> None:
         """Tell where the time of the last steps went, as far as a device is through with them."""

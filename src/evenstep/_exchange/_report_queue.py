@@ -10,21 +10,18 @@ from typing import final
 from ._message_kinds import HoldNothing, Message
 from ._router import Router
 
-MOST_HELD = 32
-"""Steps whose reports may be held."""
-
 
 @final
-class Reports:
+class ReportQueue:
     """Reports of steps that are on their way to rank 0.
 
-    The thread that trains only notes what makes a report. Where rank 0 waits for it, it wakes the
-    channel's thread, which makes, encodes and sends what was noted, and on rank 0 plans by it. With
-    one process that is the thread that trains.
+    The thread that trains only notes what makes a report. At a step that is due it wakes the
+    channel's thread, which makes, encodes and sends what was noted, and on rank 0 plans by it. A
+    heartbeat sends what was noted, too, and so does the end of the run. With one process the thread
+    that trains makes each report as it comes, so that no step has to make many.
 
-    Rank 0 answers steps ahead where it knows that their plans do not change. The reports of such
-    steps are held until a plan needs them, a heartbeat passes, or another rank asks. On steps of
-    a few milliseconds, a message of each rank in each of them would cost a tenth of the time.
+    Where a rank cannot tell which batch it has before it hears of the others', each report leaves
+    at once from then on: that rank may be the one for which all wait.
 
     Reports leave in the order in which they came, whichever threads send them.
 
@@ -38,27 +35,28 @@ class Reports:
         self._router = router
         self._lock = threading.RLock()  # of who sends
         self._kept: deque[Callable[[], Sequence[Message]]] = deque()
-        self._holds = True
+        self._wake = router.waker(self.flush)
+        self._holds = router.world_size > 1
         self._is_sending = False
 
     @property
     def num_held(self) -> int:
-        """How many reports are held, or are being sent."""
+        """How many reports were noted and are not sent."""
         return len(self._kept) + self._is_sending
 
-    def add(self, made: Callable[[], Sequence[Message]], *, may_wait: bool) -> None:
-        """Hold a report, or have it sent after those that are held.
+    def add(self, made: Callable[[], Sequence[Message]], *, is_due: bool) -> None:
+        """Note a report, and have it sent with those before it if it is due.
 
         Args:
             made: returns its messages, on any thread.
-            may_wait: whether it may be held.
+            is_due: whether a plan waits for it.
         """
         self._kept.append(made)
-        if not (may_wait and self._holds and len(self._kept) < MOST_HELD):
-            self._router.soon(self.flush)
+        if is_due or not self._holds:
+            self._wake()
 
     def flush(self, *, waits: bool = True) -> None:
-        """Make and send what is held.
+        """Make and send what was noted.
 
         Args:
             waits: whether to wait for another thread that is at it.

@@ -8,7 +8,7 @@ import pytest
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._message_kinds import HoldNothing, StepReports, read
 from evenstep._exchange._peer import Peer
-from evenstep._exchange._reports import Reports
+from evenstep._exchange._report_queue import ReportQueue
 from evenstep._exchange._wire import Wire
 
 from .channels import AllThere, Listener, router
@@ -51,21 +51,21 @@ def reports():
         messages = [read(rows) for rows in peer.receive() or []]
         return [[getattr(one, "step", one) for one in message] for message in messages]
 
-    yield Reports(there), steps
+    yield ReportQueue(there), steps
     channel.close()
     peer.close()
 
 
-def test_what_may_wait_goes_with_the_next_that_may_not(reports):
+def test_what_is_not_due_goes_with_the_next_that_is(reports):
     """In the order in which it came."""
     reports, sent = reports
 
-    reports.add(report(0), may_wait=True)
-    reports.add(report(1), may_wait=True)
+    reports.add(report(0), is_due=False)
+    reports.add(report(1), is_due=False)
     assert sent() == []
-    reports.add(report(2), may_wait=False)
+    reports.add(report(2), is_due=True)
     assert sent() == [[0, 1, 2]]
-    reports.add(report(3), may_wait=False)
+    reports.add(report(3), is_due=True)
 
     assert sent() == [[3]]
 
@@ -74,7 +74,7 @@ def test_a_flush_sends_what_is_held_once(reports):
     """As every heartbeat does."""
     reports, sent = reports
 
-    reports.add(report(0), may_wait=True)
+    reports.add(report(0), is_due=False)
     reports.flush()
     reports.flush()
 
@@ -85,10 +85,10 @@ def test_once_another_rank_has_asked_nothing_is_held(reports):
     """It cannot tell which batch it has before it hears of the others'."""
     reports, sent = reports
 
-    reports.add(report(0), may_wait=True)
+    reports.add(report(0), is_due=False)
     reports.received(0, HoldNothing())
     assert sent() == [[0]]
-    reports.add(report(1), may_wait=True)
+    reports.add(report(1), is_due=False)
 
     assert sent() == [[1]]
 
@@ -102,25 +102,12 @@ def test_a_report_is_made_when_it_is_sent(reports):
         made.append((step, threading.current_thread().name))
         return report(step)()
 
-    reports.add(lambda: make(0), may_wait=True)
+    reports.add(lambda: make(0), is_due=False)
     assert made == []
-    reports.add(lambda: make(1), may_wait=False)
+    reports.add(lambda: make(1), is_due=True)
 
     assert sent() == [[0, 1]]
     assert made == [(0, "evenstep-channel"), (1, "evenstep-channel")]
-
-
-def test_only_so_many_are_held(reports):
-    """The account of a step is kept for so many steps, and no more."""
-    reports, sent = reports
-
-    for step in range(31):
-        reports.add(report(step), may_wait=True)
-    assert sent() == []
-    reports.add(report(31), may_wait=True)
-
-    assert sent() == [list(range(32))]
-    assert reports.num_held == 0
 
 
 def test_a_report_that_cannot_be_made_ends_the_run_by_name(reports):
@@ -130,7 +117,7 @@ def test_a_report_that_cannot_be_made_ends_the_run_by_name(reports):
     def fails():
         raise ZeroDivisionError("a bug of ours")
 
-    reports.add(fails, may_wait=False)
+    reports.add(fails, is_due=True)
     (lost,) = sent()
 
     assert [(one.rank, "ZeroDivisionError" in one.problem) for one in lost] == [(1, True)]
