@@ -108,16 +108,14 @@ class Answers:
                     del self._plans[old]
         return self._plans[index]
 
-    def need(self, index: int) -> Plan:
-        """Return the answer to step ``index``, once it is here.
+    def wait_for(self, index: int) -> None:
+        """Wait for the answer to step ``index``.
 
         Raises:
             WorkerLostError: a worker was lost before that.
             RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
-        if self.newest < index:
-            self._router.need(lambda: self.newest >= index)
-        return self.plan(index)
+        self._router.need(lambda: self.newest >= index)
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a plan, an answer, or which steps are done; or, on rank 0, who asks for that."""

@@ -121,7 +121,7 @@ class Exchange:
         self._answers = Answers(router, lag=lag, stop=self.stop)
         self.decisions = Decisions(world_size, lag=lag, answers=self._answers, emit=emit)
         self._reports = ReportQueue(router)
-        self.units = UnitSums(router, came_to=partial(self._patrol.came_to, UNITS))
+        self.units = UnitSums(router, came_to=partial(self._patrol.counts.__setitem__, UNITS))
         self.claims = Claims(router, plan_of=self._plan_of)
         self.mailbox = Mailbox(router)
         self.ways = Ways(router, differ=self.losses.end_wrong)
@@ -187,8 +187,9 @@ class Exchange:
             first += rider.along()
         is_due = step >= self._answers.due
         self._reports.add((lambda: (*first, *made())) if first else made, is_due=is_due)
-        self.losses.check_left()
-        self._patrol.came_to(STEPS, self.last_step)
+        if self.losses.left:
+            self.losses.check_left()
+        self._patrol.counts[STEPS] = self.last_step
 
     def tell(self, messages: Sequence[Message]) -> None:
         """Send messages to rank 0 that no plan waits for, with the reports of this rank."""
@@ -213,16 +214,17 @@ class Exchange:
             self.losses.thread_id = self._framework.training_thread()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
-            self._patrol.came_to(STEPS, step - 1)
-            self._patrol.came_to(UNITS, step - 1)
-        index = self._index_of(step)
-        self.losses.check_way()
-        if may_look_ahead and index > max(self.last_step, self._answers.newest):
+            self._patrol.counts |= {STEPS: step - 1, UNITS: step - 1}
+        index, answers, stop = self._index_of(step), self._answers, self.stop
+        if (wrong := self.losses.wrong) is not None:
+            raise wrong
+        if may_look_ahead and index > max(self.last_step, answers.newest):
             self._router.to_leader(PlanAsked(index))
         self._awaited[trains] = index
-        plan = self._answers.need(index)
-        self.stopping = self.stop.is_known(index)
-        return plan
+        if answers.newest < index:
+            answers.wait_for(index)
+        self.stopping = stop.after is not None and stop.after <= index
+        return answers.plan(index)
 
     def need_all(self, step: int) -> None:
         """Note that this rank needs all others for a step, perhaps before it reports it.

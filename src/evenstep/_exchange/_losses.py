@@ -74,6 +74,7 @@ class Losses:
         on_loss: told of the error at once.
         explain: what else is said of a rank whose connection broke.
         thread_id: the training thread's.
+        left: who has ended its run, as far as this rank has heard.
         wrong: the error of gradients that were wrong.
         leave_collective: notes that the training thread is back from a collective.
     """
@@ -106,6 +107,7 @@ class Losses:
             interrupt=self._interrupt,
         )
         self._left: dict[int, Goodbye] = {}
+        self.left: Set[int] = self._left.keys()
         self._collective_broke = False
         self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
         self.on_loss: Callable[[Exception], object] = lambda error: None
@@ -123,11 +125,6 @@ class Losses:
     def interrupted_by(self) -> Exception | None:
         """The error for which the training thread was interrupted: it counted as hanging."""
         return self._watch.error if self._watch.was_interrupted else None
-
-    @property
-    def left(self) -> Set[int]:
-        """Who has ended its run, as far as this rank has heard."""
-        return self._left.keys()
 
     @property
     def has_failed(self) -> bool:

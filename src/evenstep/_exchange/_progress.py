@@ -246,6 +246,9 @@ class Patrol:
         losses: knows who has ended its run, and which thread trains.
         hang_s: seconds after which a rank counts as hanging; None is never.
         heartbeat_s: seconds between two looks.
+
+    Attributes:
+        counts: to which step this rank has come, in each of the counts that are our own.
     """
 
     kinds = (ProgressTold, PlaceAsked, Place)
@@ -266,14 +269,10 @@ class Patrol:
         self._is_paused = False
         self._first = dict(framework.num_collectives())
         self._begun: dict[str, int] = {}  # also in groups that were destroyed: others may wait
-        self._own: dict[str, int] = {}
+        self.counts: dict[str, int] = {}
         self._told = ProgressTold()
         self._num_still = 0  # looks since this rank has moved
         self._watch = ProgressWatch(hosts, hang_s=hang_s, heartbeat_s=heartbeat_s)
-
-    def came_to(self, name: str, step: int) -> None:
-        """Note that this rank has come to ``step`` in one of the counts that are our own."""
-        self._own[name] = step
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -328,7 +327,7 @@ class Patrol:
         self._begun |= self._framework.num_collectives()
         since = {name: count - self._first.get(name, 0) for name, count in self._begun.items()}
         mail = dict(self._router.sent), dict(self._router.awaited)  # other threads change them
-        return ProgressTold(since | self._own, self._is_paused, *mail)
+        return ProgressTold(since | self.counts, self._is_paused, *mail)
 
 
 def _is_own(name: str) -> bool:

@@ -52,7 +52,3 @@ class Stop:
         """Elsewhere: take in an answer."""
         if answer.stops and self.after is None:
             self.after, self.leaving = answer.index, answer.leaving
-
-    def is_known(self, index: int) -> bool:
-        """Tell whether all ranks know as of the answer to step ``index``."""
-        return self.after is not None and self.after <= index
