@@ -138,7 +138,7 @@ class Decisions:
         with self._lock:
             if index > self._answered:
                 self._come_to(index)
-                self._publish(index, done=self._answers.newest_done)
+                self._publish(self._first_unanswered(index), index, done=self._answers.newest_done)
 
     def _come_to(self, index: int) -> None:
         """Tell the plans that are known already of what step ``index`` is answered with."""
@@ -146,13 +146,22 @@ class Decisions:
         for plan in self.planner.come_to(index + 1 + self._lag):
             self._answers.announce(plan)
 
-    def _publish(self, index: int, *, done: int) -> None:
-        """Answer to the steps from ``index`` until the next that is due; all have done ``done``."""
+    def _publish(self, first: int, index: int, *, done: int) -> None:
+        """Answer to the steps from ``first`` to ``index`` at least, and until the next is due.
+
+        All have done step ``done``.
+        """
         assert self.planner is not None
-        self._answered = max(index, self._due - 1)
-        for answered in range(index, self._answered + 1):
+        for answered in range(first, max(index, self._due - 1) + 1):
             self._in_force[answered + 1 + self._lag] = self.planner.plan
+        for answered in range(first, index):  # one that no rank used, and none asked for by itself
+            self._answers.publish(answered, due=min(self._due, answered), done=done)
         self._answers.publish(index, due=self._due, done=done)
+        self._answered = max(index, self._due - 1)
+
+    def _first_unanswered(self, index: int) -> int:
+        """Return the first step up to ``index`` that is not answered; ranks need no older one."""
+        return self._answered + 1 if self._answered >= 0 else max(index - self._lag, 0)
 
     def learnt(self) -> Learnt | None:
         """Return what the planner has learnt; None before there is one."""
@@ -204,14 +213,15 @@ class Decisions:
         self._come_to(index)
         self._due = step + (self.planner.hold if self.holds else 1)
         if index < self._due:
-            self._publish(index, done=step)
+            self._publish(self._first_unanswered(index), index, done=step)
         if self._unkept and not self._keeps_soon:
             self._keeps_soon = True
             self._answers.later(self._keep_all_books)
 
     def _next_step(self, step: int) -> int:
         """Return the first step that can use what is decided after ``step``, or later."""
-        after = max(step, self._answered + 1)  # what ranks asked for ahead is in force already
+        # What ranks asked for ahead is in force already. A step that no rank used is still free.
+        after = self._answered + 1 if self._answered >= 0 else step
         return after + 1 + self._lag
 
     def _catch_up(self, step: int, next_step: int) -> tuple[Event, ...]:
