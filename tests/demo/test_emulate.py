@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-
 import torch
 
 from evenstep.demo._emulate import Emulation
@@ -13,17 +11,32 @@ from evenstep.demo._training_job import Size
 TINY = Size(width=16, num_layers=1, num_heads=2, context=8, batch_size=2)
 
 
+class Clock:
+    """Each look at it takes a millisecond, which stands for the real computing."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        self.now_s += 1e-3
+        return self.now_s
+
+    def sleep(self, seconds):
+        self.now_s += seconds
+
+
 def gradients(seconds_per_sample):
     """One step's gradients, how long it took, and how often the emulation, if any, was late."""
     torch.manual_seed(0)
-    gpt, tokens = GPT(TINY), torch.randint(0, 256, (5, 9))
-    emulation = seconds_per_sample and Emulation(gpt, gpt.embed, seconds_per_sample)
-    begin_s = time.monotonic()
+    gpt, tokens, clock = GPT(TINY), torch.randint(0, 256, (5, 9)), Clock()
+    emulation = seconds_per_sample and Emulation(
+        gpt, gpt.embed, seconds_per_sample, now=clock, sleep=clock.sleep
+    )
+    begin_s = clock()
     next_byte_loss(gpt(tokens[:, :-1]), tokens).backward()
-    took_s = time.monotonic() - begin_s
     return (
         [parameter.grad for parameter in gpt.parameters()],
-        took_s,
+        clock() - begin_s,
         emulation and emulation.num_late,
     )
 

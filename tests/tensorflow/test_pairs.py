@@ -198,6 +198,7 @@ def test_who_was_told_of_a_loss_may_take_its_time(pair):
     first.losses._watch = type(first.losses._watch)(
         grace_s=-1.0, abort=ended.append, is_stuck=lambda thread_id: True
     )
+    first.losses.leave_collective = first.losses._watch.leave_collective
     train(steps)
     first.lost(1, "it is gone")
     first.tick()

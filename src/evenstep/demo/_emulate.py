@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -23,10 +24,21 @@ class Emulation:
         model: the outermost module, not yet wrapped in DDP.
         first_layer: the part of it that every input passes first.
         seconds_per_sample: emulated time per sample, above 0.
+        now: a monotonic clock in seconds.
+        sleep: waits so many seconds.
     """
 
-    def __init__(self, model: nn.Module, first_layer: nn.Module, seconds_per_sample: float) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        first_layer: nn.Module,
+        seconds_per_sample: float,
+        *,
+        now: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], object] = time.sleep,
+    ) -> None:
         self.seconds_per_sample = seconds_per_sample
+        self._now, self._sleep = now, sleep
         self.num_late = 0
         self._due_s = 0.0
         model.register_forward_pre_hook(self._begin)
@@ -34,7 +46,7 @@ class Emulation:
 
     def _begin(self, module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
         if torch.is_grad_enabled():
-            self._due_s = time.monotonic() + len(inputs[0]) * self.seconds_per_sample
+            self._due_s = self._now() + len(inputs[0]) * self.seconds_per_sample
 
     def _pass(self, module: nn.Module, inputs: tuple[Any, ...], output: Tensor) -> Tensor:
         result: Tensor = _WaitInBackward.apply(output, self)  # type: ignore[no-untyped-call]
@@ -42,9 +54,9 @@ class Emulation:
 
     def wait(self) -> None:
         """Sleep until the emulated time has passed."""
-        left_s = self._due_s - time.monotonic()
+        left_s = self._due_s - self._now()
         if left_s > 0:
-            time.sleep(left_s)
+            self._sleep(left_s)
         else:
             self.num_late += 1
 
