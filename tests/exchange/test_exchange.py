@@ -337,6 +337,9 @@ def test_no_rank_waits_before_the_step_that_is_due_or_sends_anything(star):
     both, first, due = in_a_hold(star)
 
     ahead = go_through(both[1], range(first, due))  # rank 0 has reported none of these
+    woken = threading.Event()
+    both[1]._channel.call_soon(woken.set)
+    assert woken.wait(10)
     assert both[1]._reports.num_held == due - first
     ahead += go_through(both[1], [due])
     behind = go_through(both[0], range(first, due + 1))
@@ -362,6 +365,18 @@ def test_a_stop_in_the_middle_of_a_hold_ends_all_ranks_at_the_same_step(star, as
 
     assert early == [False, False]
     assert [exchange.stopping for exchange in both] == [True, True]
+
+
+def test_a_heartbeat_sends_what_was_noted_in_a_hold(star):
+    """So that rank 0 knows how far each rank is, however long the next step takes."""
+    both, _ = star(planner=gathering())
+    play(both, 28, reports=short)
+    for exchange in both:
+        go_through(exchange, [28])
+    while both[0].newest_done < 28:  # pytest's own limit ends it
+        pass
+
+    assert both[0]._answers.due > 28
 
 
 def test_a_run_that_ends_in_the_middle_of_a_hold_has_each_step_measured(star):
