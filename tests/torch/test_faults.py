@@ -122,7 +122,7 @@ def test_a_rank_whose_device_failed_says_so_and_keeps_its_events():
 
 def test_a_rank_that_hangs_while_its_heartbeats_go_on_is_named():
     """As an error on all others, with the line at which it hangs."""
-    results = run_workers(3, faults.hang, timeout_s=30, check=False, stop_after=2)
+    results = run_workers(3, faults.hang, timeout_s=60, check=False)  # it is interrupted
 
     for rank in (0, 1):
         assert "Rank 2 on " in results[rank]
