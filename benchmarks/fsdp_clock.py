@@ -202,7 +202,7 @@ class Ends(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> Any:
         """Have the end of own backward heard of, before FSDP2's own last callback waits."""
-        Variable._execution_engine.queue_callback(ctx.ended)  # type: ignore[attr-defined]
+        Variable._execution_engine.queue_callback(ctx.ended)
         return grads[0], None
 
 
