@@ -342,9 +342,9 @@ class Exchange:
         return self._answers.plan(self._index_of(step))
 
     def _has_all_reports(self) -> bool:
-        """Tell whether rank 0 has what all ranks report of its last step, or ever will."""
+        """Tell whether rank 0 has what all ranks report of its last used step, or ever will."""
         gone = len(self.losses.left) == self._router.world_size - 1
-        return gone or self._answers.newest_done >= self.last_step
+        return gone or self._answers.newest_done >= self.last_used  # through which all have come
 
     def _are_through(self) -> bool:
         """Tell whether no rank will claim more of a step that this rank has done its part of."""
