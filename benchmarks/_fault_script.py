@@ -144,10 +144,12 @@ def between_steps(
     dist.barrier()
     strike("all_reduce")
     dist.all_reduce(torch.ones(3))
+    model.eval()  # a rank may have a single sample left, which BatchNorm refuses in training
     with torch.no_grad():
         for (x,) in held_out:
             strike("evaluation")
             held_out.add("loss", model(x).square().mean())
+    model.train()
     held_out.mean()
 
 
