@@ -357,3 +357,20 @@ def test_a_model_on_a_stream_of_its_own_is_timed():
     (report,) = (report for one in sent for report in getattr(one, "reports", ()))
 
     assert (report.step, report.compute_s, report.fault) == (0, 3.0, "")
+
+
+def test_notes_that_nobody_works_out_stay_few_and_end_no_training(watch, caplog):
+    """The channel's thread may be stopped; a fault in a note is logged, and measuring ends."""
+    meter = Recorder(StepMeter(HostClock(watch)))
+    reporter = Reporter(Straight(), meter, CompileWatch(), (), exact=False)
+    meter.note((lambda: 1 / 0,))
+    most = 0
+    for step in range(3000):
+        meter.next_step(step)
+        reporter.begin_step()
+        meter.begin()
+        meter.end()
+        most = max(most, len(meter.notes))
+
+    assert 1000 < most < 5000
+    assert "ZeroDivisionError" in caplog.text

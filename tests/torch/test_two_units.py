@@ -1,4 +1,4 @@
-"""Two means over unlike units, as DPO with an SFT term: no one weight is right for both."""
+"""Two means over different units, as DPO with an SFT term: no one weight is right for both."""
 
 import pytest
 import torch
@@ -29,4 +29,4 @@ def test_check_loss_names_the_remedy(unit):
     with pytest.raises(ValueError, match="got a loss that is not a sum over samples") as caught:
         check_loss(loss_of, *scores, *batch, unit=unit)
 
-    assert "two means over unlike units" in str(caught.value)
+    assert "two means over different units" in str(caught.value)

@@ -187,8 +187,8 @@ def _check_found(
             "a loss that is not a sum over samples: no weight makes it exact on uneven batches",
             "Losses over pairs, such as contrastive losses and triplets, need a batch that is "
             "gathered over ranks, or equal sizes (`policy='equal'`). A term that does not depend "
-            "on the samples belongs in a mean, not in a sum. Of two means over unlike units, such "
-            'as pairs and tokens, weight one: `prepare(..., weighting="loss")` and '
+            "on the samples belongs in a mean, not in a sum. Of two means over different units, as "
+            'pairs and tokens, weight one: `prepare(..., weighting="loss")` and '
             "`balancer.weight(mean) + sum * world_size / count_of_all_ranks`.",
         )
     if reduction == "sum":

@@ -20,7 +20,8 @@ from torch.optim.optimizer import (
 from ..._diagnosis import Phase
 from ._meter import StepMeter
 
-_MOST_NOTES = 1 << 12  # some hundred steps: more than the reader falls behind, unless it is stopped
+MOST_NOTES = 1 << 12
+"""Of some hundred steps: more than the reader falls behind, unless it is stopped."""
 
 
 @final
@@ -42,6 +43,7 @@ class Recorder:
         clock: of the meter.
         meter: as given.
         thread_id: of the thread that trains; 0 before the first step.
+        notes: what is not worked out yet.
         note: has a call made once all so far is worked out; a tuple with what it is called with.
     """
 
@@ -50,8 +52,8 @@ class Recorder:
         self._mark = meter.clock.mark
         self.meter = meter
         self._count = count
-        self._notes: deque[tuple[Any, ...]] = deque()
-        self.note = self._notes.append
+        self.notes: deque[tuple[Any, ...]] = deque()
+        self.note = self.notes.append
         self._settling = threading.RLock()
         self.thread_id = 0
         self._in_fetch = False
@@ -65,8 +67,6 @@ class Recorder:
     def next_step(self, number: int) -> None:
         """End the step before, and begin one: it is handed out, or used."""
         self.thread_id = threading.get_ident()
-        if len(self._notes) > _MOST_NOTES:
-            self.settle()
         self.note((self._begin_step, number, self._mark()))
 
     def begin(self) -> None:
@@ -171,7 +171,7 @@ class Recorder:
 
     def settle(self) -> None:
         """Work out what was noted, on the calling thread."""
-        notes = self._notes
+        notes = self.notes
         with self._settling:
             while notes:
                 what, *given = notes.popleft()

@@ -15,7 +15,7 @@ from ..._run._machine_reader import MachineReader, read_by
 from ..._run._step_under_way import StepUnderWay
 from .._memory_reader import MemoryReader
 from ._compile_watch import CompileWatch
-from ._marks import Recorder
+from ._marks import MOST_NOTES, Recorder
 from ._meter import PendingTime
 
 # Nothing waits for where the time went. Between two steps all code has left the processor's caches,
@@ -119,6 +119,8 @@ class Reporter:
     def begin_step(self) -> None:
         """Have a step begin for all that is read."""
         try:
+            if len(self._recorder.notes) > MOST_NOTES:  # the channel's thread may be stopped
+                self._recorder.settle()
             for measure in self._measures:
                 measure.begin()
         except Exception as error:
