@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
-from operator import attrgetter, methodcaller
+from operator import attrgetter, call, methodcaller
 from typing import Any, NamedTuple
 
 import torch
@@ -75,20 +75,29 @@ class CollectiveCount:
     """Tells how many collectives this process has begun, over all process groups.
 
     Torch numbers them in each group, to compare ranks. [test_loops.py]
+
+    Args:
+        groups: of this process; all of them by default.
+
+    Attributes:
+        groups: as given.
+        numbers: what returns the number of each, as of the last ``renew``. A step adds them up
+            several times, without a call of Python's.
     """
 
-    def __init__(self) -> None:
-        self._groups: Any = dist.distributed_c10d._world.pg_map
-        self._numbers: list[Callable[[], int]] = []
+    def __init__(self, groups: Any = None) -> None:
+        self.groups: Any = dist.distributed_c10d._world.pg_map if groups is None else groups
+        self.numbers: list[Callable[[], int]] = []
+
+    def renew(self) -> None:
+        """Learn of the groups that were made or destroyed, as where there are more or fewer."""
+        self.numbers[:] = [group._get_sequence_number_for_group for group in self.groups]
 
     def __call__(self) -> int:
         """Return their number; another one as well where groups were made or destroyed."""
-        if len(self._groups) != len(self._numbers):
-            self._numbers = [group._get_sequence_number_for_group for group in self._groups]
-        total = 0
-        for number in self._numbers:
-            total += number()
-        return total
+        if len(self.groups) != len(self.numbers):
+            self.renew()
+        return sum(map(call, self.numbers))
 
 
 def process_groups() -> tuple[dist.ProcessGroup, ...]:

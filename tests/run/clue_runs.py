@@ -101,8 +101,8 @@ def diagnosed_run(rank: int, folder: str, kind: str, num_steps: int) -> list[Wai
     model: Any = Slow(0.015 * (is_late and kind == "busy"), schedule)
     with Balancer(policy="equal", runtime=runtime) as balancer:
         # Files of the test's own, looked at ten times a second.
-        balancer._parts.clues = ClueReader(
-            host=partial(HostReader, root=root), now=lambda: 10 * monotonic()
+        balancer._parts.clues = partial(
+            ClueReader, host=partial(HostReader, root=root), now=lambda: 10 * monotonic()
         )
         model, loader = balancer.prepare(model, data)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

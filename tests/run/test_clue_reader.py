@@ -12,17 +12,22 @@ class World:
     """A process whose time and collector go as they are told."""
 
     def __init__(self, root):
-        self.now_s = self.compile_s = 0.0
+        self.now_s = 0.0
         self.num_looks = 0
         self.callbacks = []
         self.root = root
         self.garbage = GarbageClock(now=self.now, callbacks=self.callbacks)
-        self.clues = ClueReader(garbage=self.garbage, host=self.host, now=self.now)
+        self.compiling = GarbageClock(now=self.now, callbacks=[])
+        self.garbage.open()
+        self.clues = self.reader()
+
+    def reader(self, **options):
+        return ClueReader(self.garbage, self.compiling, now=self.now, host=self.host, **options)
 
     def now(self):
         return self.now_s
 
-    def host(self, *, alloc_retries):
+    def host(self, *, thread_id, alloc_retries):
         self.num_looks += 1
         return HostReader(
             root=self.root,
@@ -42,7 +47,7 @@ class World:
         """What is told of the steps that are over, one after the other."""
         found = []
         for step in range(begin, end):
-            self.clues.begin_step(step)
+            self.clues.begin_step(step, self.garbage.total_s, self.compiling.total_s, 1)
             go(step)
             self.now_s += 1 / 64
             found += self.clues.told(step - 1)
@@ -51,16 +56,12 @@ class World:
 
 @pytest.fixture
 def world(tmp_path):
-    world = World(tmp_path)
-    world.clues.open(compile_s=lambda: world.compile_s, input_size=lambda inputs: inputs)
-    yield world
-    world.clues.close()
-    assert world.callbacks == []
+    return World(tmp_path)
 
 
 def test_a_quiet_step_is_none_to_tell_of(world):
     """Nothing is sent of it, with inputs of whatever batch size."""
-    assert world.told(0, 50, lambda step: world.clues.saw_inputs((3 + step, 7 * (3 + step)))) == []
+    assert world.told(0, 50, lambda step: world.clues.saw_inputs(3 + step, 7 * (3 + step))) == []
 
 
 def test_garbage_and_compiling_are_told_of_their_step(world):
@@ -70,7 +71,7 @@ def test_garbage_and_compiling_are_told_of_their_step(world):
         if step == 3:
             world.collect(0.004)
         if step == 4:
-            world.compile_s += 0.5
+            world.compiling.total_s += 0.5
 
     assert [(one.step, one.clues) for one in world.told(0, 8, go)] == [
         (3, StepClues(gc_us=4000)),
@@ -90,7 +91,7 @@ def test_lengths_are_what_is_above_the_mean_of_so_many_samples(world):
     """A batch that is larger and no longer has none."""
 
     def go(step):
-        world.clues.saw_inputs((4 + step % 2, (4 + step % 2) * (16 if step == 20 else 10)))
+        world.clues.saw_inputs(4 + step % 2, (4 + step % 2) * (16 if step == 20 else 10))
 
     found = world.told(0, 24, go)
 
@@ -101,10 +102,9 @@ def test_lengths_are_what_is_above_the_mean_of_so_many_samples(world):
 def test_samples_by_cost_are_compared_with_the_ranks_own_mean(tmp_path):
     """More of them that are shorter are as much."""
     world = World(tmp_path)
-    world.clues.open(by_cost=True, input_size=lambda inputs: inputs)
+    world.clues = world.reader(by_cost=True)
 
-    assert world.told(0, 20, lambda step: world.clues.saw_inputs((1 + step % 5, 600))) == []
-    world.clues.close()
+    assert world.told(0, 20, lambda step: world.clues.saw_inputs(1 + step % 5, 600)) == []
 
 
 def test_the_machine_is_looked_at_once_a_second(world):
@@ -118,15 +118,10 @@ def test_the_machine_is_looked_at_once_a_second(world):
     assert world.num_looks == 1
 
 
-@pytest.mark.parametrize(
-    "fault", [{"compile_s": lambda: 1 / 0}, {"input_size": lambda inputs: 1 / 0}], ids=["", "input"]
-)
-def test_what_cannot_be_read_is_logged_once(world, caplog, fault):
+def test_what_cannot_be_read_is_logged_once(world, caplog):
     """Training goes on."""
-    world.clues.open(**fault)
-    for step in range(3):
-        world.clues.begin_step(step)
-        world.clues.saw_inputs(())
+    world.clues = world.reader(alloc_retries=lambda: 1 / 0)
+    world.told(0, 3)
 
     (record,) = caplog.records
     assert "causes of waiting are found by times alone" in record.getMessage()

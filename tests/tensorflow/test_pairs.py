@@ -129,7 +129,7 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
     broken = tf.errors.UnavailableError(None, None, "a port")
 
     assert link.explain(broken).rank == 1
-    assert not first.losses._watch.in_collective
+    assert not first.losses.watch.in_collective
     assert link.explain(tf.errors.InvalidArgumentError(None, None, "shapes")) is None
 
 
@@ -195,10 +195,10 @@ def test_who_was_told_of_a_loss_may_take_its_time(pair):
     """It may be saving what there is, in TensorFlow's own code."""
     (first, _), (steps, _), _, _ = pair
     ended = []
-    first.losses._watch = type(first.losses._watch)(
+    first.losses.watch = type(first.losses.watch)(
         grace_s=-1.0, abort=ended.append, is_stuck=lambda thread_id: True
     )
-    first.losses.leave_collective = first.losses._watch.leave_collective
+    first.losses.leave_collective = first.losses.watch.leave_collective
     train(steps)
     first.lost(1, "it is gone")
     first.tick()

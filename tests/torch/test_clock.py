@@ -8,6 +8,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep._diagnosis import Phase
+from evenstep._private_torch import CollectiveCount
 from evenstep.torch import Balancer
 from evenstep.torch._step._clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
@@ -217,9 +218,13 @@ class Loop:
         self.now_s = 0.0
         self.num_collectives = 0
         clock = HostClock(lambda: self.now_s)
-        self.meter = Recorder(StepMeter(clock), lambda: self.num_collectives)
+        self.groups = [self]
+        self.meter = Recorder(StepMeter(clock), CollectiveCount(self.groups))
         self.meter.next_step(0)
         self.meter.begin()
+
+    def _get_sequence_number_for_group(self) -> int:
+        return self.num_collectives
 
     def go(self, seconds: float) -> None:
         self.now_s += seconds
@@ -263,6 +268,21 @@ def test_an_evaluation_that_is_broken_off_is_left_out() -> None:
         loop.go(5.0)
         raise KeyError
     assert loop.compute_s() == 2.0
+
+
+def test_a_process_group_that_is_made_in_a_step_is_noticed_once() -> None:
+    """Making it is a collective, and later ones on it count as on any other."""
+    loop = Loop()
+    loop.compute_s()
+    assert not loop.meter.has_others
+    loop.meter.open_gap()
+    loop.groups.append(loop)
+    loop.meter.close_gap()
+    assert loop.meter.has_others
+    loop.meter.open_gap()
+    loop.num_collectives += 1
+    loop.go(7.0)
+    assert loop.compute_s() == 4.0
 
 
 def test_one_that_ends_in_a_later_step_takes_nothing_from_it() -> None:
@@ -318,11 +338,25 @@ class Straight(list):
         self.extend(made())
 
 
+class Clues:
+    """Notices every step, and compiles nothing."""
+
+    garbage = compiling = SimpleNamespace(total_s=0.0)
+
+    def __init__(self):
+        self.begun = []
+
+    def begin_step(self, step, *_):
+        self.begun.append(step)
+
+    def told(self, step):
+        return [f"noticed in {step}"] if step < self.begun[-1] else []
+
+
 def test_what_was_noticed_in_a_step_goes_ahead_of_its_times(watch):
     """Rank 0 has both by then, and asks for neither."""
-    sent, meter = Straight(), Recorder(StepMeter(HostClock(watch)))
-    told = {0: ["noticed in 0"], 1: ["noticed in 1"]}
-    reporter = Reporter(sent, meter, CompileWatch(), (), exact=False, told=told.pop)
+    sent, meter = Straight(), Recorder(StepMeter(HostClock(watch)), clues=Clues())
+    reporter = Reporter(sent, meter, CompileWatch(), (), exact=False)
     for step in range(3):
         meter.next_step(step)
         meter.begin()

@@ -301,9 +301,9 @@ def watch_of(limit, sizes, *, num_models=1):
         for size in sizes:
             watch.begin_step(0)
             for model in models:
-                watch.begin_forward(size, is_last=True)
+                watch.num_samples = size
                 model(torch.ones(size, 2))
-                watch.end_forward()
+                watch.num_samples = 0
             if watch.holds:
                 break
     return watch

@@ -212,7 +212,7 @@ def test_samples_that_a_collate_fn_leaves_out_are_warned_of(rows, units, count, 
 def trained(tickets, strange, ticket, *forwards):
     """Have forwards of a step look at their rows, and a backward go through them."""
     matches = [tickets.match([tensor]) for tensor in forwards]
-    uses = [ForwardUse.of(match, 0, reduces=None) for match in matches]
+    uses = [ForwardUse(match, match.tickets[0], match.weight, 0, None, False) for match in matches]
     for use, tensor in zip(uses, forwards, strict=True):
         if use.match.other_rows:
             strange.look(use, [tensor])

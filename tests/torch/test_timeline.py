@@ -9,6 +9,7 @@ import torch
 from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep._diagnosis import Phase
+from evenstep._private_torch import CollectiveCount
 from evenstep.events import StepsAccounted
 from evenstep.torch import Balancer, Checkpoint, Runtime
 
@@ -55,7 +56,7 @@ def plain_step(meter, watch, *, forward_s=1.0):
     watch.pass_by(8.0)
     meter.begin_fetch(in_step=False)
     watch.pass_by(16.0)
-    meter.planned()
+    meter.note((meter.begin_input, meter.mark()))
     watch.pass_by(32.0)
 
 
@@ -131,16 +132,25 @@ def test_a_wait_inside_of_computing_is_none_of_it(watch):
     assert told(meter) == [(0, {"FORWARD": 2, "MEETING": 10})]
 
 
+class Group:
+    """A process group whose collectives are counted by hand."""
+
+    num_collectives = 0
+
+    def _get_sequence_number_for_group(self):
+        return self.num_collectives
+
+
 def test_a_gap_with_a_collective_is_a_meeting(watch):
     """A loss that is averaged for a log before its backward; without one it is own computing."""
-    count = 0
-    meter = Recorder(StepMeter(HostClock(watch)), lambda: count)
+    group = Group()
+    meter = Recorder(StepMeter(HostClock(watch)), CollectiveCount([group]))
     for step in range(2):
         meter.next_step(step)
         meter.begin()
         watch.pass_by(1.0)
         meter.open_gap()  # the forward is over
-        count += step
+        group.num_collectives += step
         watch.pass_by(10.0)
         meter.close_gap(Phase.BACKWARD)
         watch.pass_by(2.0)

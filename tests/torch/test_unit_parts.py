@@ -89,7 +89,7 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
     recorder = Recorder(StepMeter(HostClock(clock)))
     conductor.open(exchange, recorder, CompileWatch(), world_size=2)
     conductor.begin_step(StepStart(0, 4, 8, data_s=0.0, units=2.0))
-    conductor.begin_forward(0, MicroBatch(None, 4, lambda batch: 2.0), is_last=True)
+    conductor.begin_forward(0, MicroBatch(None, 4).counted(lambda batch: 2.0), is_last=True)
     use = conductor.begin_use(0, [], reduces=None)
     clock.now_s += 1.0
     conductor.end_use()

@@ -10,7 +10,8 @@ from ._message_kinds import Answer, DoneAsked, DoneTold, Message, PlanTold
 from ._router import Rider, Router
 from ._stop import Stop
 
-_MOST_KEPT = 128  # and the lag: claims come where a step is used, and loops may fetch ahead
+MOST_KEPT = 128
+"""Answers, and the lag: claims come where a step is used, and loops may fetch ahead."""
 
 # The books of a step are kept this much later, in the middle of the next one: at once, they
 # would take Python's lock from the main thread on its way through the optimizer.
@@ -32,6 +33,7 @@ class Answers:
         stop: told with the answers.
 
     Attributes:
+        plans: the answers, by step.
         newest: the newest step that was answered; -1 is the plan before all steps, -2 none.
         due: the step whose report this rank sends, with those of the steps before.
         newest_done: the newest step that all ranks have reported, as far as this rank has heard.
@@ -44,13 +46,13 @@ class Answers:
 
     def __init__(self, router: Router, *, lag: int, stop: Stop) -> None:
         self._router = router
-        self._lag = lag
         self._stop = stop
         self._lock = threading.Lock()
         self._untold: list[PlanTold] = []  # on rank 0
         self._asking: dict[int, int] = {}  # on rank 0: who waits until which step is done
         self._plan: Plan | None = None
-        self._plans: dict[int, Plan] = {}
+        self._lag = lag
+        self.plans: dict[int, Plan] = {}
         self.newest = -2
         self.newest_done = -1
         self.due = 0
@@ -99,14 +101,11 @@ class Answers:
         """Make ``call`` when no rank waits for anything."""
         self._router.later(call, delay_s=_BOOKS_S)
 
-    def plan(self, index: int) -> Plan:
-        """Return the answer to step ``index``, which was published."""
-        num_kept = _MOST_KEPT + self._lag
-        if len(self._plans) > 2 * num_kept:
-            with self._router.changed:
-                for old in [key for key in self._plans if key < index][:-num_kept]:
-                    del self._plans[old]
-        return self._plans[index]
+    def forget_before(self, index: int) -> None:
+        """Drop answers that this rank has long passed, where it is at ``index``."""
+        with self._router.changed:
+            for old in [key for key in self.plans if key < index][: -MOST_KEPT - self._lag]:
+                del self.plans[old]
 
     def wait_for(self, index: int) -> None:
         """Wait for the answer to step ``index``.
@@ -150,8 +149,7 @@ class Answers:
     def _keep(self, answer: Answer) -> None:
         assert self._plan is not None
         with self._router.changed:
-            answered = range(answer.index, through(answer) + 1)
-            self._plans |= dict.fromkeys(answered, self._plan)
+            self.plans |= dict.fromkeys(range(answer.index, through(answer) + 1), self._plan)
 
     def _publish(self, answer: Answer) -> None:
         self.due = answer.due  # before any thread can come to that step

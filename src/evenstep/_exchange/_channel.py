@@ -129,9 +129,12 @@ class StarChannel:
             self._wake_up()  # the thread sends the rest
 
     def call_soon(self, call: Callable[[], None]) -> None:
-        """Have the channel's thread make calls, in order, before those that may come later."""
+        """Have the channel's thread make calls, in order, before those that may come later.
+
+        For other threads: once in a step that is due.
+        """
         self._soon.append(call)
-        self._wake_up()
+        self._wake.send(b"x")
 
     def call_later(self, call: Callable[[], None], *, delay_s: float) -> None:
         """Have the channel's thread make calls, in order, each in ``delay_s`` or at the close."""

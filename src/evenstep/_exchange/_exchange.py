@@ -10,7 +10,7 @@ from typing import Any
 
 from .._planner import AbstractPlanner, Plan
 from ..events import Hook
-from ._answers import Answers
+from ._answers import MOST_KEPT, Answers
 from ._channel import StarChannel
 from ._claims import Claims
 from ._decisions import Decisions
@@ -33,6 +33,7 @@ from ._unit_sums import UnitSums
 from ._ways import Ways
 
 _LOGGER = logging.getLogger("evenstep")
+_BEFORE_ALL = -1  # the plan of a run's first steps is no answer to a step's reports
 _LAST_CLAIMS_S = 30.0  # at the close, for a rank that left its last step in the middle
 _LAST_REPORTS_S = 10.0  # at the close, for what others hold: they send it with their next heartbeat
 
@@ -209,22 +210,27 @@ class Exchange:
             WorkerLostError: a worker that is needed for it was lost.
             RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
+        losses = self.losses
         if trains:
-            self.losses.leave_collective()
-            self.losses.thread_id = self._framework.training_thread()
+            losses.watch.collective_s = None
+            losses.thread_id = self._framework.training_thread()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
             self._patrol.counts |= {STEPS: step - 1, UNITS: step - 1}
-        index, answers, stop = self._index_of(step), self._answers, self.stop
-        if (wrong := self.losses.wrong) is not None:
-            raise wrong
+        answers, stop, index = self._answers, self.stop, step - 1 - self._lag
+        if index < self._first_step:
+            index = _BEFORE_ALL
+        if losses.wrong is not None:
+            raise losses.wrong
         if may_look_ahead and index > max(self.last_step, answers.newest):
             self._router.to_leader(PlanAsked(index))
         self._awaited[trains] = index
         if answers.newest < index:
             answers.wait_for(index)
         self.stopping = stop.after is not None and stop.after <= index
-        return answers.plan(index)
+        if len(answers.plans) > 3 * MOST_KEPT:
+            answers.forget_before(index)
+        return answers.plans[index]
 
     def need_all(self, step: int) -> None:
         """Note that this rank needs all others for a step, perhaps before it reports it.
@@ -332,14 +338,11 @@ class Exchange:
         awaited = [index for trains, index in self._awaited.items() if trains or failed]
         return any(index > self._answers.newest for index in awaited)
 
-    def _index_of(self, step: int) -> int:
-        """Return the step after which the plan of ``step`` is decided; -1 is before all."""
-        index = step - 1 - self._lag
-        return -1 if self._first_step is None or index < self._first_step else index
-
     def _plan_of(self, step: int) -> Plan:
         """Return the plan of a step which some rank has begun: it was published."""
-        return self._answers.plan(self._index_of(step))
+        index = step - 1 - self._lag
+        is_first = self._first_step is None or index < self._first_step
+        return self._answers.plans[_BEFORE_ALL if is_first else index]
 
     def _has_all_reports(self) -> bool:
         """Tell whether rank 0 has what all ranks report of its last used step, or ever will."""

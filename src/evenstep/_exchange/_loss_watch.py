@@ -57,6 +57,8 @@ class LossWatch:
     Attributes:
         error: the loss, or that ranks went different ways; None while there is neither.
         was_interrupted: whether the thread was.
+        collective_s: since when the thread is in a collective, by ``clock``; None while it is in
+            none. A step sets it without a call.
     """
 
     def __init__(
@@ -79,12 +81,12 @@ class LossWatch:
         self._hangs = False
         self._clock = clock
         self._known_s = 0.0
-        self._collective_s: float | None = None  # since when the thread is in one
+        self.collective_s: float | None = None
 
     @property
     def in_collective(self) -> bool:
         """Whether the thread is noted to be in a collective."""
-        return self._collective_s is not None
+        return self.collective_s is not None
 
     def note(self, error: RuntimeError | ValueError, *, hangs: bool = False) -> None:
         """Have the loss known: the first one, which its caller has to see to.
@@ -111,13 +113,13 @@ class LossWatch:
 
     def enter_collective(self) -> bool:
         """Note that the thread goes into a collective; return if it was in none."""
-        was_outside = self._collective_s is None
-        self._collective_s = self._clock()
+        was_outside = self.collective_s is None
+        self.collective_s = self._clock()
         return was_outside
 
     def leave_collective(self) -> None:
         """Note that it is back."""
-        self._collective_s = None
+        self.collective_s = None
 
     def end_if_stuck(self, thread_id: int) -> None:
         """Have the thread hear of a loss: break collectives off, and at last end the process."""
@@ -129,7 +131,7 @@ class LossWatch:
             self._known_s = self._clock()  # the thread has all of the grace to come out of it
         if self._hangs:
             self._end_hanging(thread_id)
-        elif (since_s := self._collective_s) is not None:  # the thread may leave meanwhile
+        elif (since_s := self.collective_s) is not None:  # the thread may leave meanwhile
             late = min(self._passed_s(), self._clock() - since_s) > self._grace_s
             if late and self._is_stuck(thread_id):
                 self.end(str(self.error))

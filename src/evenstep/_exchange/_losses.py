@@ -76,7 +76,8 @@ class Losses:
         thread_id: the training thread's.
         left: who has ended its run, as far as this rank has heard.
         wrong: the error of gradients that were wrong.
-        leave_collective: notes that the training thread is back from a collective.
+        watch: the loss that is known here, and since when the training thread is in a collective.
+        leave_collective: notes that it is back.
     """
 
     kinds = (RankLost, RanksDiverged, LossRefused, CollectiveBroke, Goodbye)
@@ -99,7 +100,7 @@ class Losses:
         self._framework = framework
         self._steps = steps
         self._emit = emit
-        self._watch = LossWatch(
+        self.watch = LossWatch(
             grace_s=grace_s,
             abort=abort,
             is_stuck=framework.is_stuck,
@@ -114,17 +115,17 @@ class Losses:
         self.explain: Callable[[], str] = lambda: ""
         self.thread_id = framework.training_thread()
         self.wrong: RuntimeError | ValueError | None = None
-        self.leave_collective = self._watch.leave_collective
+        self.leave_collective = self.watch.leave_collective
 
     @property
     def is_broken(self) -> bool:
         """Whether a worker was lost, or ranks went different ways."""
-        return self._watch.error is not None
+        return self.watch.error is not None
 
     @property
     def interrupted_by(self) -> Exception | None:
         """The error for which the training thread was interrupted: it counted as hanging."""
-        return self._watch.error if self._watch.was_interrupted else None
+        return self.watch.error if self.watch.was_interrupted else None
 
     @property
     def has_failed(self) -> bool:
@@ -142,7 +143,7 @@ class Losses:
             WorkerLostError: a worker was lost.
             RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
-        self._watch.check()
+        self.watch.check()
 
     def check_way(self) -> None:
         """Raise if gradients were wrong, which no plan can mend.
@@ -230,7 +231,7 @@ class Losses:
             within_s: how long to wait for the news.
             in_collective: whether the error says that it comes from a collective.
         """
-        if not (in_collective or self._watch.in_collective):
+        if not (in_collective or self.watch.in_collective):
             return self.wrong
         self._steps.report_all()
         self._router.to_leader(CollectiveBroke(self._steps.last_step))  # who hears of all ends
@@ -238,12 +239,12 @@ class Losses:
         with self._router.changed:
             self._router.changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
         self._break_collective()
-        return self._watch.error
+        return self.watch.error
 
     def enter_collective(self) -> bool:
         """Note that the calling thread goes into a collective; return if it was in none."""
         self.thread_id = self._framework.training_thread()
-        return self._watch.enter_collective()
+        return self.watch.enter_collective()
 
     def act(self, *, told_to_end: bool) -> None:
         """End the process if a worker was lost and the training thread cannot come by to say so.
@@ -254,8 +255,8 @@ class Losses:
         if self.is_broken and told_to_end:
             # No rank is left to agree with, and the one that said so waits, as torchrun does
             # before it starts the workers anew.
-            self._watch.end(f"{self._watch.error} This process was told to end as well.")
-        self._watch.end_if_stuck(self.thread_id)
+            self.watch.end(f"{self.watch.error} This process was told to end as well.")
+        self.watch.end_if_stuck(self.thread_id)
 
     def script_failed(self, error: BaseException) -> None:
         """Have the goodbye say so: others would take it for the end of training."""
@@ -292,7 +293,7 @@ class Losses:
             interrupt_thread(thread_id)
 
     def _end_by(self, error: RuntimeError | ValueError, *, hangs: bool = False) -> None:
-        self._watch.note(error, hangs=hangs)
+        self.watch.note(error, hangs=hangs)
         self.wrong = None if isinstance(error, WorkerLostError) else error
         try:
             self.on_loss(error)

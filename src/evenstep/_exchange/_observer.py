@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 
@@ -21,12 +21,6 @@ class StepObserver:
 
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
         """Hear that a forward of so many samples comes next, perhaps the step's last one."""
-
-    def saw_inputs(self, inputs: Sequence[Any]) -> None:
-        """Hear which tensors that forward is given."""
-
-    def end_forward(self) -> None:
-        """Hear that it is over."""
 
     def backward_done(self) -> None:
         """Hear that this rank's own backward is done: from now on it may wait for others."""

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, final
+from typing import Protocol, final
 
 from .._diagnosis import HostClues, StepClues
 from .._exchange._internal import log_fault
 from .._exchange._message_kinds import CluesTold, HostTold
-from .._exchange._observer import StepObserver
-from ._garbage_clock import GarbageClock
 from ._host_reader import HostReader
 
 _LEAST_S = 2e-4  # of collecting or compiling: less of it waits, and is told with the next
@@ -20,96 +18,91 @@ _MOST_UNTOLD = 128  # steps whose report is held, or whose device is not through
 _GOES_ON = "Training and balancing go on; causes of waiting are found by times alone."
 
 
+class SecondsClock(Protocol):
+    """Counts the time of something.
+
+    Attributes:
+        total_s: seconds so far.
+    """
+
+    total_s: float
+
+
 @final
-class ClueReader(StepObserver):
-    """Reads a few counters when a step begins, and the system's files once a second.
+class ClueReader:
+    """Makes clues of what was noted in steps, and reads the system's files once a second.
 
     A step is told of if it had garbage collection, compilation or samples of another length. The
     length is the size of its inputs less what as many samples of this rank have in the mean, so a
     larger batch is not a longer one. Where samples are assigned by cost, a rank has fewer of them
     the longer they are. Then it is the size less this rank's mean.
 
+    The thread that trains notes what its step had; whatever thread makes the reports calls this.
     Any fault of its own is logged and ends the reading. Training goes on.
 
     Args:
         garbage: counts the time in the collector.
-        host: makes what reads the process and its machine, on the thread that trains.
+        compiling: counts the time of compiling.
+        alloc_retries: how often the allocator gave back memory to find some, so far.
+        by_cost: whether samples are assigned by cost.
+        host: makes what reads the process and its machine.
         now: a monotonic clock in seconds.
+
+    Attributes:
+        garbage, compiling: as given.
     """
 
     def __init__(
         self,
+        garbage: SecondsClock,
+        compiling: SecondsClock,
         *,
-        garbage: GarbageClock | None = None,
+        alloc_retries: Callable[[], int] = lambda: 0,
+        by_cost: bool = False,
         host: Callable[..., HostReader] = HostReader,
         now: Callable[[], float] = monotonic,
     ) -> None:
-        self._garbage = GarbageClock() if garbage is None else garbage
+        self.garbage, self.compiling = garbage, compiling
+        self._alloc_retries = alloc_retries
+        self._by_cost = by_cost
         self._open_host = host
         self._now = now
         self._host: HostReader | None = None
         self._look_s = 0.0
-        self._compiled_s: Callable[[], float] = lambda: 0.0
-        self._alloc_retries: Callable[[], int] = lambda: 0
-        self._input_size: Callable[[Sequence[Any]], tuple[int, int]] = lambda inputs: (0, 0)
-        self._later: Callable[[tuple[Any, ...]], object] = lambda call: None
-        self._is_on = self._by_cost = False
+        self._is_on = True
         self._step = -1  # the one under way
-        self._gc_s = self._compile_s = 0.0  # that were told, or were before
+        self._gc_s, self._compile_s = garbage.total_s, compiling.total_s  # that were told
         self._size = self._num_samples = 0  # of the step under way
         self._whole_size = self._whole_number = 0  # of all before it
         self._known: dict[int, StepClues] = {}
         self._looks: deque[HostClues] = deque(maxlen=_MOST_UNTOLD)
 
-    def open(
-        self,
-        *,
-        compile_s: Callable[[], float] = lambda: 0.0,
-        alloc_retries: Callable[[], int] = lambda: 0,
-        input_size: Callable[[Sequence[Any]], tuple[int, int]] = lambda inputs: (0, 0),
-        by_cost: bool = False,
-        later: Callable[[tuple[Any, ...]], object] = lambda call: call[0](*call[1:]),
-    ) -> None:
-        """Begin to read.
-
-        Args:
-            compile_s: seconds of compiling so far.
-            alloc_retries: how often the allocator gave back memory to find some, so far.
-            input_size: samples and size of what a forward is given.
-            by_cost: whether samples are assigned by cost.
-            later: makes a call, given with its arguments, perhaps later and on another thread.
-        """
-        self._compiled_s, self._alloc_retries = compile_s, alloc_retries
-        self._input_size, self._by_cost, self._later = input_size, by_cost, later
-        self._garbage.open()
-        self._is_on = True
-
     def close(self) -> None:
         """Read no more."""
         self._is_on = False
-        self._garbage.close()
 
-    def begin_step(self, step: int) -> None:
+    def begin_step(self, step: int, gc_s: float, compile_s: float, thread_id: int) -> None:
+        """Take in that a step begins, and with it the end of the one before.
+
+        Args:
+            step: its number.
+            gc_s, compile_s: what both clocks showed then.
+            thread_id: the system's number of the thread that trains.
+        """
         if self._is_on:
             try:
-                size, number, self._size, self._num_samples = self._size, self._num_samples, 0, 0
-                counted_s = self._garbage.total_s, self._compiled_s()
-                self._later((self._end_step, self._step, *counted_s, size, number))
+                self._end_step(gc_s, compile_s)
                 self._step = step
                 if self._now() >= self._look_s:
-                    self._look()
+                    self._look(thread_id)
             except Exception as error:
-                self._give_up(error)
+                log_fault(self._step, error, _GOES_ON)
+                self.close()
 
-    def saw_inputs(self, inputs: Sequence[Any]) -> None:
-        if self._is_on:
-            try:
-                num_samples, size = self._input_size(inputs)
-            except Exception as error:
-                self._give_up(error)
-            else:
-                self._num_samples += num_samples
-                self._size += size
+    def saw_inputs(self, num_samples: int, size: int) -> None:
+        """Take in what a forward of the step was given."""
+        self._num_samples += num_samples
+        self._size += size
 
     def told(self, step: int) -> Sequence[CluesTold | HostTold]:
         """Return what there is to say with the times of ``step``, which is over; once."""
@@ -120,22 +113,17 @@ class ClueReader(StepObserver):
             found.append(CluesTold(step, clues))
         return found
 
-    def _give_up(self, error: Exception) -> None:
-        log_fault(self._step, error, _GOES_ON)
-        self.close()
-
-    def _end_step(
-        self, step: int, gc_s: float, compile_s: float, size: int, num_samples: int
-    ) -> None:
-        """Keep what was noticed in a step; on any thread, one step after the other."""
+    def _end_step(self, gc_s: float, compile_s: float) -> None:
+        """Keep what was noticed in the step under way."""
         gc_us = compile_us = 0
         if gc_s + compile_s >= self._gc_s + self._compile_s + _LEAST_S:
             gc_us = round((gc_s - self._gc_s) * 1e6)
             compile_us = round((compile_s - self._compile_s) * 1e6)
             self._gc_s, self._compile_s = gc_s, compile_s
+        size, num_samples, self._size, self._num_samples = self._size, self._num_samples, 0, 0
         length = self._length(size, num_samples) if size else 0
-        if (gc_us or compile_us or length) and step >= 0:
-            self._known[step] = StepClues(gc_us=gc_us, compile_us=compile_us, size=length)
+        if (gc_us or compile_us or length) and self._step >= 0:
+            self._known[self._step] = StepClues(gc_us=gc_us, compile_us=compile_us, size=length)
             if len(self._known) > _MOST_UNTOLD:
                 self._known.pop(next(iter(self._known)), None)  # another thread may take it
 
@@ -146,11 +134,11 @@ class ClueReader(StepObserver):
         self._whole_number += number
         return size - self._whole_size * number // max(self._whole_number, 1)
 
-    def _look(self) -> None:
+    def _look(self, thread_id: int) -> None:
         """Look at the process and its machine; at first only to compare with later."""
         self._look_s = self._now() + _EVERY_S
         if self._host is None:
-            self._host = self._open_host(alloc_retries=self._alloc_retries)
+            self._host = self._open_host(thread_id=thread_id, alloc_retries=self._alloc_retries)
             return
         seen = self._host.read(self._step)
         self._looks.append(

@@ -70,7 +70,7 @@ class Parts:
         weighting: of all models; None before the first.
         count: steps of the run so far.
         watch: notices what is compiled.
-        clues: reads what else may explain waiting.
+        clues: makes what reads what else may explain waiting.
         steps: of the run.
         loaders: that were prepared, for training.
         models: that were prepared.
@@ -93,7 +93,7 @@ class Parts:
     weighting: Weighting | None = None
     count: StepCount = field(default_factory=StepCount)
     watch: CompileWatch = field(default_factory=CompileWatch)
-    clues: ClueReader = field(default_factory=ClueReader)
+    clues: Callable[..., ClueReader] = ClueReader
     steps: StepConductor = field(default_factory=StepConductor)
     loaders: list[AbstractStepLoader] = field(default_factory=list)
     crew: Crew | None = None
@@ -171,7 +171,7 @@ class Parts:
             weighs=weighs,
             draws_by_sample=self.runtime.sample_seed is not None,
         )
-        self.watch.before_steps(model.is_moved, model.place)
+        self.watch.before_steps(model.surrounds, model.place)
         self.models.append(model)
         if weighs and crew.num_workers > 1 and not isinstance(self.policy, Equal):
             self.models.watch_others(self.steps, self.backward)

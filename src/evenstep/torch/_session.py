@@ -12,6 +12,7 @@ from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
 from .._planner import AbstractPlanner, CostPlanner, Job, Plan, planner_of
 from .._run._estimates import Estimates
+from .._run._garbage_clock import GarbageClock
 from .._run._machine_reader import machine_reader_of
 from .._run._open_channel import open_channel
 from .._run._run_record import RunRecord, RunSettings, lead
@@ -33,7 +34,6 @@ from ._model._wrapping import Wrapping
 from ._parts import Parts
 from ._step._clock import clock_of
 from ._step._conductor import StepConductor
-from ._step._containers import input_size
 from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
 from ._step._unequal import hint_of_rows, note_sizes
 
@@ -69,6 +69,7 @@ class Session:
         self._record: RunRecord | None = None
         self._cuts: bool | None = None  # None until the run is open
         self._closed = False
+        self._garbage = GarbageClock()
 
     def connect(self, device: torch.device) -> None:
         """Connect this rank with the others. Collective: all ranks do so together.
@@ -211,7 +212,7 @@ class Session:
             if self._cuts is not None:
                 self.steps.close()
         finally:  # as where a device failed, which raises whatever it is asked
-            self._parts.clues.close()
+            self._garbage.close()
             self.exchange.close()
             if self._record is not None:
                 self._record.end(self.steps.num_steps if self._crew.side.rank == 0 else None)
@@ -247,19 +248,19 @@ class Session:
         self._emit = self._acting_on_news(crew, self._record.emit, has_peers=peers is not None)
         self._listen(peers)
         wrapping.open(parts.policy)
-        recorder = wrapping.recorder(clock_of(device))
+        clues = None
+        if world_size > 1:
+            self._garbage.open()
+            clues = parts.clues(
+                self._garbage,
+                parts.watch.clock,
+                alloc_retries=partial(alloc_retries, device),
+                by_cost=parts.loaders[0].costs is not None,
+            )
+        recorder = wrapping.recorder(clock_of(device), clues)
         observers = wrapping.observers(self.exchange, recorder)
         if parts.reduction is not None:
             observers.append(parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit))
-        if world_size > 1:
-            parts.clues.open(
-                compile_s=lambda: parts.watch.clock.total_s,
-                alloc_retries=partial(alloc_retries, device),
-                input_size=input_size,
-                by_cost=parts.loaders[0].costs is not None,
-                later=recorder.note,
-            )
-            observers.append(parts.clues)
         self.steps.open(
             self.exchange,
             recorder,
@@ -274,7 +275,6 @@ class Session:
             versions=parts.models.version,
             peers=peers,
             observers=observers,
-            told=parts.clues.told,
         )
         self._record.start()
         if crew.side.rank == 0:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple, Protocol
 
 from ..._diagnosis import Phase
@@ -37,8 +37,7 @@ class MicroBatch:
         sizes: what each of its samples adds to its size, ``(num_samples,)``; None is 1.
         keys: what each of its samples draws random numbers by, a stand-in included; None where
             those are the rank's own.
-        units: what ``counter`` counted in this one, and 0 in a stand-in. A micro-batch is cut by
-            ``dataclasses.replace``, which counts the parts anew.
+        units: what ``counter`` counted in this one, and 0 in a stand-in.
     """
 
     batch: Any
@@ -46,12 +45,19 @@ class MicroBatch:
     counter: Callable[[Any], float] | None = None
     sizes: IntArray | None = field(default=None, compare=False)
     keys: IntArray | None = field(default=None, compare=False)
-    units: float | None = field(init=False, default=None)
+    units: float | None = None
 
-    def __post_init__(self) -> None:
-        if self.counter is not None:
-            units = self.counter(self.batch) if self.num_samples else 0.0
-            object.__setattr__(self, "units", units)
+    def counted(self, counter: Callable[[Any], float]) -> MicroBatch:
+        """Return it with its units, which ``counter`` counts."""
+        units = counter(self.batch) if self.num_samples else 0.0
+        return replace(self, counter=counter, units=units)
+
+    def cut(
+        self, batch: Any, num_samples: int, *, sizes: IntArray | None, keys: IntArray | None
+    ) -> MicroBatch:
+        """Return a part of it, whose units are counted anew."""
+        part = replace(self, batch=batch, num_samples=num_samples, sizes=sizes, keys=keys)
+        return part if self.counter is None else part.counted(self.counter)
 
     @property
     def size(self) -> int:

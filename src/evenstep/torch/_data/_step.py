@@ -68,7 +68,7 @@ def with_units(
     """Return a step's micro-batches with their units, and the sum; None where they are samples."""
     if counter is None:
         return parts, None
-    counted = [replace(part, counter=counter) for part in parts]
+    counted = [part.counted(counter) for part in parts]
     return counted, math.fsum(part.units or 0.0 for part in counted)
 
 

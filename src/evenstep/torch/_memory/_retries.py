@@ -6,7 +6,6 @@ import functools
 import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -241,7 +240,7 @@ class Retries:
             cuts = self._smallest, last.num_samples - self._smallest
             stand_in, _ = self._layout().split(last.batch, last.num_samples, cuts)
             keys = None if last.keys is None else last.keys[: cuts[0]]
-            pieces.append(replace(last, batch=stand_in, num_samples=0, keys=keys))
+            pieces.append(last.cut(stand_in, 0, sizes=last.sizes, keys=keys))
         return pieces
 
     def _pieces(self, part: MicroBatch) -> list[MicroBatch]:
@@ -256,10 +255,9 @@ class Retries:
         batches = self._layout().split(part.batch, part.num_samples, counts)
         firsts = [sum(counts[:number]) for number in range(len(counts))]
         return [
-            replace(
-                part,
-                batch=batch,
-                num_samples=count,
+            part.cut(
+                batch,
+                count,
                 sizes=None if part.sizes is None else part.sizes[first : first + count],
                 keys=None if part.keys is None else part.keys[first : first + count],
             )

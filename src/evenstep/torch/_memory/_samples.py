@@ -10,7 +10,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ...exceptions import invalid
-from .._data.fetch._torch_loader import pinner
+from .._data.fetch._torch_loader import pinner, pinning
 
 
 def first_samples(loader: Any, count: int) -> list[Any]:
@@ -58,11 +58,11 @@ def batch_maker(loader: Any, samples: Sequence[Any]) -> Callable[[int], Any]:
         samples: taken in turn, over and over. Each time a copy, as a ``collate_fn`` may change
             what it is given.
     """
-    pin = pinner(wanted=loader.pin_memory)
+    batch_of = pinning(loader.collate_fn, pinner(wanted=loader.pin_memory))
 
     def make(size: int) -> Any:
         taken = [copy.deepcopy(samples[index % len(samples)]) for index in range(size)]
-        return pin(loader.collate_fn(taken))
+        return batch_of(taken)
 
     return make
 

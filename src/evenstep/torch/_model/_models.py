@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from ..._private_torch import IN_PLACE, LocalNorm, original_of
+from ..._private_torch import LocalNorm, original_of
 from ...exceptions import EvenstepWarning, invalid
 from .._data._protocols import ANEW
 from .._step._compile_watch import CompileWatch
@@ -44,6 +44,7 @@ class BalancedModel:
         module: as given.
         ddp: that it is, compiled or not; None if it is none.
         shards: its layers if FSDP2 shards it.
+        surrounds: its hooks, and those of its parts.
         broadcasts: whether DDP has broadcast its buffers since this was last cleared; one entry
             says it.
     """
@@ -93,7 +94,7 @@ class BalancedModel:
             marks = [watch.mark] if any(part is timed for part in parts) else []
             self._inner = Surround(timed, first=[self._leave_broadcast], before=marks)
         inner = [] if self._inner is None else [self._inner]
-        self._surrounds = [self._outer, *self._parts, *inner]
+        self.surrounds = [self._outer, *self._parts, *inner]
         watch.marks |= compiled
         self._has_parts = bool(parts)
         watch.has_parts |= self._has_parts
@@ -108,13 +109,6 @@ class BalancedModel:
         self.place()
         if self.ddp is not None and self._unreduced is not None and weighs:
             self._part_calls = PartCalls(self.ddp, steps)  # after ours that weighs the output
-
-    def is_moved(self) -> bool:
-        """Tell whether the model, or a part, was compiled since the hooks were placed."""
-        for one in self._surrounds:  # noqa: SIM110 - in every step, without a generator
-            if one.module.__dict__.get(IN_PLACE) is not one.call:
-                return True
-        return False
 
     def place(self) -> None:
         """Put the hooks where they belong: a model may be compiled after it was prepared."""
@@ -142,7 +136,7 @@ class BalancedModel:
 
     def release(self) -> None:
         """Take the hooks off: the model is a plain one again, and nothing keeps it alive."""
-        for surround in self._surrounds:
+        for surround in self.surrounds:
             surround.release()
         if self._nested is not None:
             self._nested.release()

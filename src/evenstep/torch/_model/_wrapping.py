@@ -23,6 +23,7 @@ from ..._exchange._exchange import Exchange
 from ..._exchange._observer import StepObserver
 from ..._planner import Bounds
 from ..._private_torch import CollectiveCount, check_reduced, meet
+from ..._run._clue_reader import ClueReader
 from ...exceptions import EvenstepWarning, invalid
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._step._clock import AbstractClock
@@ -101,10 +102,10 @@ class Wrapping:
                 stacklevel=2,
             )
 
-    def recorder(self, clock: AbstractClock) -> Recorder:
+    def recorder(self, clock: AbstractClock, clues: ClueReader | None) -> Recorder:
         """Return what measures a rank's own time, as far as there is such a thing."""
         kind = StepMeter if not self.shards else LeadMeter if self.cuts else BlindMeter
-        return Recorder(kind(clock), CollectiveCount() if self.has_others else None)
+        return Recorder(kind(clock), CollectiveCount() if self.has_others else None, clues)
 
     def observers(self, exchange: Exchange, recorder: Recorder) -> list[StepObserver]:
         """Return what goes along with the steps of models that are wrapped so."""

@@ -159,9 +159,11 @@ class Trial:
         watch.begin_step(0)
         begin = self.clock.mark()
         for _ in range(times):
-            watch.begin_forward(num_samples, is_last=True)
+            watch.num_samples = num_samples
+            if watch.on_cuda:
+                watch.tunes(num_samples, is_last=True)
             loss = self.asked.closure(batch)
-            watch.end_forward()
+            watch.num_samples = 0
             self.asked.through(loss)
         end = self.clock.mark()
         self.clock.wait(end)

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import nn
 
 from ..._exchange._observer import StepObserver
-from ..._private_torch import compile_callbacks, compiling, mark_dynamic
+from ..._private_torch import IN_PLACE, compile_callbacks, compiling, mark_dynamic
 from ...exceptions import EvenstepWarning
 from ._compile_clock import CompileClock
 from ._containers import tensors_in
@@ -24,6 +24,18 @@ from ._containers import tensors_in
 # Compilations of one piece of code that are left when the sizes are held: for the short last step
 # of an epoch, and for a plan that was on its way already.
 _RESERVE = 2
+
+
+class Placed(Protocol):
+    """Hooks around a module's forward.
+
+    Attributes:
+        module: the module.
+        call: what stands in the place of its compiled call; None where it has none.
+    """
+
+    module: nn.Module
+    call: Any
 
 
 class CompileWatch(StepObserver):
@@ -41,6 +53,7 @@ class CompileWatch(StepObserver):
         varies: whether sizes change at all, so that there is something to mark.
         on_cuda: whether models compute there, where cudnn may tune for every new size.
         holds: whether another size might leave a model uncompiled.
+        num_samples: of the forward under way; 0 outside of one, or in one that is none of training.
     """
 
     def __init__(self) -> None:
@@ -48,13 +61,12 @@ class CompileWatch(StepObserver):
         self.marks = False
         self.has_parts = False
         self.holds = False
-        self._places: list[tuple[Callable[[], bool], Callable[[], None]]] = []
+        self._places: list[tuple[Placed, dict[str, Any], Callable[[], None]]] = []
         self.varies = True
         self.on_cuda = False
         self._handler: Any = None
         self._stalled = False
-        self._in_forward = False
-        self._num_samples = 0  # of the micro-batch under way; 0 outside of steps
+        self.num_samples = 0
         self._sizes: defaultdict[int, set[int]] = defaultdict(set)  # by piece of code
         self._tuned: set[int] = set()  # sizes that convolutions were tuned for
         self._tell = ""
@@ -67,9 +79,9 @@ class CompileWatch(StepObserver):
             handler is not None and self._noticed not in handler.start_callbacks
         )
 
-    def before_steps(self, is_moved: Callable[[], bool], place: Callable[[], None]) -> None:
-        """Have ``place`` called before a step where ``is_moved``: a model may be compiled late."""
-        self._places.append((is_moved, place))
+    def before_steps(self, hooks: Iterable[Placed], place: Callable[[], None]) -> None:
+        """Have ``place`` called before a step if a module of ``hooks`` was compiled meanwhile."""
+        self._places += [(one, one.module.__dict__, place) for one in hooks]
 
     def begin_step(self, step: int) -> None:
         """Begin to look at a step, and say once what was found in those before."""
@@ -80,24 +92,18 @@ class CompileWatch(StepObserver):
         if handler is not None and self._noticed not in handler.start_callbacks:
             handler.register_start_callback(self._noticed)  # again, where a reset forgot it
             self.clock.listen()
-        for is_moved, place in self._places:
-            if is_moved():
+        for hooks, namespace, place in self._places:
+            if namespace.get(IN_PLACE) is not hooks.call:
                 place()
         if self._tell:
             text, self._tell = self._tell, ""
             warnings.warn(text, EvenstepWarning, stacklevel=2)
 
-    def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
-        """Note the size of the next forward; 0 for one that is none of training."""
-        self._num_samples = num_samples
-        self._in_forward = num_samples > 0
-        if self.on_cuda and torch.backends.cudnn.benchmark and num_samples not in self._tuned:
+    def tunes(self, num_samples: int, *, is_last: bool) -> None:
+        """Note that convolutions are tuned for a new number of samples, on CUDA."""
+        if torch.backends.cudnn.benchmark and num_samples not in self._tuned:
             self._stalled = True
             self._tuned.add(num_samples)
-
-    def end_forward(self) -> None:
-        """Note that it is over."""
-        self._in_forward, self._num_samples = False, 0
 
     def mark(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         """Mark the batch dimension of tensors as dynamic, so that no size gets its own graph.
@@ -105,7 +111,7 @@ class CompileWatch(StepObserver):
         Weakly: where a model needs a fixed size, it is compiled with that and nothing is refused.
         At the model and not in the loader, as marks do not survive ``batch.to(device)``.
         """
-        size = self._num_samples
+        size = self.num_samples
         if size < 2 or not self.varies:  # torch takes 0 and 1 for constants
             return
         for tensor in tensors_in((inputs, keywords)):
@@ -123,7 +129,7 @@ class CompileWatch(StepObserver):
     def _noticed(self, *_: Any) -> None:
         """Be called back by torch, in the middle of a forward or a backward."""
         self._stalled = True
-        if self._in_forward and torch.is_grad_enabled():
+        if self.num_samples and torch.is_grad_enabled():
             self.marks |= not self.has_parts  # a model that was compiled after it was prepared
             self._count()
 
@@ -131,7 +137,7 @@ class CompileWatch(StepObserver):
         if (now := compiling()) is None:
             return
         sizes = self._sizes[now.code]
-        sizes.add(self._num_samples)
+        sizes.add(self.num_samples)
         if len(sizes) > 1 and now.limit - (now.num_before + 1) <= _RESERVE and not self.holds:
             self.holds = True
             self._tell = (

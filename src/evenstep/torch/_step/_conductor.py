@@ -6,14 +6,14 @@ import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
-from time import perf_counter
+from time import monotonic, perf_counter
 from typing import Any
 
 import torch
 
 from ..._diagnosis import Phase
 from ..._exchange._exchange import Exchange
-from ..._exchange._message_kinds import Message
+from ..._exchange._losses import Losses
 from ..._exchange._observer import StepObserver, heard_by
 from ..._planner import Plan
 from ..._run._step_under_way import LoopPosition, StepUnderWay
@@ -22,7 +22,7 @@ from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
 from ._blind import BlindWatch
 from ._compile_watch import CompileWatch
-from ._marks import Recorder
+from ._marks import MOST_NOTES, Recorder
 from ._output_looks import OutputWatch
 from ._reporter import Measure, Reporter
 from ._tickets import Match, Ticket, Tickets
@@ -50,10 +50,14 @@ class StepConductor:
         num_steps: with a backward, that are over.
         plan: of the newest step that was handed out; None before the first.
         plan_in_use: of the newest step with a backward, so the same on all ranks; None before.
+        backward_begins: notes that a backward begins; once the run is open.
     """
 
     recorder: Recorder
+    backward_begins: Callable[[], None]
     _exchange: Exchange
+    _losses: Losses
+    _watch: CompileWatch
     _reporter: Reporter
     _weights: Weights
     _outputs: OutputWatch
@@ -92,7 +96,6 @@ class StepConductor:
         versions: Callable[[], int] = lambda: 0,
         peers: PeerGroup | None = None,
         observers: Sequence[StepObserver] = (),
-        told: Callable[[int], Sequence[Message]] = lambda step: (),
     ) -> None:
         """Have the run's steps begin.
 
@@ -110,10 +113,11 @@ class StepConductor:
             versions: tells by a number whether parameters have changed.
             peers: ranks that get the very same batches; None if there are none.
             observers: hear how every step goes, besides ``watch``.
-            told: returns what else there is to say with the times of a step.
         """
         self._exchange, self.recorder = exchange, recorder
-        self._reporter = Reporter(exchange, recorder, watch, measures, exact=exact, told=told)
+        self._losses, self._watch = exchange.losses, watch
+        self.backward_begins = partial(recorder.close_gap, Phase.BACKWARD)
+        self._reporter = Reporter(exchange, recorder, watch, measures, exact=exact)
         self._weights = Weights(exchange, recorder, world_size, loss_reduction)
         self._cuts = cuts
         self._is_alone = world_size == 1
@@ -126,8 +130,9 @@ class StepConductor:
         self._peers = () if peers is None else (peers,)
         heard = partial(heard_by, (watch, *observers))
         self._at_begin, self._at_end = heard("begin_step"), heard("end_step")
-        self._at_first_forward, self._at_inputs = heard("first_forward"), heard("saw_inputs")
-        self._at_forward, self._past_forward = heard("begin_forward"), heard("end_forward")
+        self._at_first_forward, self._at_forward = heard("first_forward"), heard("begin_forward")
+        if watch.on_cuda:
+            self._at_forward += (watch.tunes,)
         self._at_backward_done, self._at_reduced = heard("backward_done"), heard("reduced")
         self._checks = heard("check_over")
         self._is_open = True
@@ -145,7 +150,7 @@ class StepConductor:
         for peers in self._peers:
             plan = peers.agree(plan, self._exchange)
         if trains:
-            self.recorder.planned()
+            self.recorder.note((self.recorder.begin_input, self.recorder.mark()))
         self.plan = plan
         return plan
 
@@ -203,7 +208,7 @@ class StepConductor:
             self.recorder.begin()
         else:
             self.recorder.end_fetch()
-        size = part.size
+        size = num_samples if part.sizes is None else part.size
         if is_last and self._cuts:
             self.recorder.begin_last(done=opened.size_done, size=opened.size_done + size)
         opened.size_done += size
@@ -288,23 +293,28 @@ class StepConductor:
         match = self._named or self._tickets.match(tensors)
         if match is None:
             return None
-        if (wrong := self._exchange.losses.wrong) is not None:
-            raise wrong
+        if self._losses.wrong is not None:
+            raise self._losses.wrong
         self._thread_id = threading.get_ident()
-        use = self._newest_use = ForwardUse.of(match, model, reduces=reduces)
-        ticket = use.ticket
+        ticket = match.tickets[0]
+        use = self._newest_use = ForwardUse(
+            match, ticket, match.weight, model, reduces, ticket.step.compares
+        )
         if match.is_open and reduces:
             use.weight = partial(self._weights.by_others, use, self._books)
         step = ticket.step
         if step is not self._step:
             self._go_to(step)
         if not step.is_used:
-            self._begin_to_use(step)
+            step.is_used = True
+            follows = step.has_begun and step.follows and step.thread_id == self._thread_id
+            if not follows or self._at_first_forward:
+                self._begin_to_use(step, follows=follows)
         self.recorder.close_gap()
+        self._watch.num_samples = ticket.num_samples
         for begin_forward in self._at_forward:
             begin_forward(ticket.num_samples, is_last=ticket.is_last)
-        for saw_inputs in self._at_inputs:
-            saw_inputs(tensors)
+        self.recorder.saw_inputs(tensors)
         return use
 
     def outside(self) -> None:
@@ -314,8 +324,7 @@ class StepConductor:
 
     def end_use(self) -> None:
         """Hear that the forward is over."""
-        for end_forward in self._past_forward:
-            end_forward()
+        self._watch.num_samples = 0
         self.recorder.open_gap()
 
     def use_of_loss(self) -> ForwardUse | None:
@@ -323,10 +332,6 @@ class StepConductor:
         use = self._newest_use
         is_past = use is not None and self._step not in (None, use.ticket.step)
         return None if is_past else use
-
-    def backward_begins(self) -> None:
-        """Hear that a backward begins."""
-        self.recorder.close_gap(Phase.BACKWARD)
 
     def backward_done(self, uses: Sequence[ForwardUse]) -> None:
         """Take the time: this rank's own backward is done, the others' may not be."""
@@ -347,7 +352,8 @@ class StepConductor:
             self._reporter.send(step, reduced=reduced)
         elif reduced:
             self._exchange.ways.tell(reduced)
-        self._exchange.losses.enter_collective()
+        losses = self._losses  # as `enter_collective`, without a call
+        losses.thread_id, losses.watch.collective_s = threading.get_ident(), monotonic()
         for backward_done in self._at_backward_done:
             backward_done()
 
@@ -355,10 +361,8 @@ class StepConductor:
         """Note that the collectives of a backward are over."""
         for hear in self._at_reduced:
             hear()
-        self.recorder.waited()
-        self._exchange.losses.leave_collective()
-        if self._step is not None and not self._step.reported:
-            self.recorder.open_gap()
+        self.recorder.waited(opens=self._step is not None and not self._step.reported)
+        self._losses.watch.collective_s = None
 
     def close(self) -> None:
         """Report what is still to be: all ranks end with the newest step, even if unused.
@@ -379,9 +383,9 @@ class StepConductor:
     def collective(self, *, entered: bool) -> None:
         """Note that the main thread enters or leaves a collective outside of a backward."""
         if self._is_open and entered:
-            self._exchange.losses.enter_collective()
+            self._losses.enter_collective()
         elif self._is_open:
-            self._exchange.losses.leave_collective()
+            self._losses.leave_collective()
 
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""
@@ -459,12 +463,12 @@ class StepConductor:
             for begin_step in self._at_begin:
                 begin_step(step.number)
             self.recorder.next_step(step.number)
-            self._reporter.begin_step()
+            if self._reporter.reads or len(self.recorder.notes) > MOST_NOTES:
+                self._reporter.begin_step()
 
-    def _begin_to_use(self, step: StepUnderWay) -> None:
+    def _begin_to_use(self, step: StepUnderWay, *, follows: bool) -> None:
         """Have the first forward of a step begin: its batch may have been fetched long before."""
-        step.is_used = True
-        if not (step.has_begun and step.follows and step.thread_id == self._thread_id):
+        if not follows:
             step.has_begun = True
             self.recorder.begin()
         if self._at_first_forward and not step.is_over:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from operator import call
 from time import perf_counter
 from typing import Any, final
 
@@ -18,6 +19,9 @@ from torch.optim.optimizer import (
 )
 
 from ..._diagnosis import Phase
+from ..._private_torch import CollectiveCount
+from ..._run._clue_reader import ClueReader
+from ._containers import input_size
 from ._meter import StepMeter
 
 MOST_NOTES = 1 << 12
@@ -37,21 +41,33 @@ class Recorder:
 
     Args:
         meter: makes times of marks.
-        count: how many collectives this process has begun; None with no other rank to wait for.
+        count: how many collectives this process has begun; None with no other rank to wait for,
+            or where none is to be told from computing.
+        clues: makes more of what was noted; None where no other rank would wait.
 
     Attributes:
         clock: of the meter.
-        meter: as given.
+        mark: of the clock.
+        meter, clues: as given.
         thread_id: of the thread that trains; 0 before the first step.
         notes: what is not worked out yet.
         note: has a call made once all so far is worked out; a tuple with what it is called with.
     """
 
-    def __init__(self, meter: StepMeter, count: Callable[[], int] | None = None) -> None:
+    def __init__(
+        self,
+        meter: StepMeter,
+        count: CollectiveCount | None = None,
+        clues: ClueReader | None = None,
+    ) -> None:
         self.clock = meter.clock
-        self._mark = meter.clock.mark
+        self.mark = meter.clock.mark
         self.meter = meter
         self._count = count
+        self._numbers = [] if count is None else count.numbers
+        if count is not None:
+            count.renew()
+        self.clues = clues
         self.notes: deque[tuple[Any, ...]] = deque()
         self.note = self.notes.append
         self._settling = threading.RLock()
@@ -67,79 +83,97 @@ class Recorder:
     def next_step(self, number: int) -> None:
         """End the step before, and begin one: it is handed out, or used."""
         self.thread_id = threading.get_ident()
-        self.note((self._begin_step, number, self._mark()))
+        self.note((self._begin_step, number, self.mark()))
+        if (clues := self.clues) is not None:
+            seconds = clues.garbage.total_s, clues.compiling.total_s
+            self.note((clues.begin_step, number, *seconds, threading.get_native_id()))
+
+    def saw_inputs(self, tensors: Sequence[torch.Tensor]) -> None:
+        """Note what the next forward is given."""
+        if (clues := self.clues) is None:
+            return
+        if len(tensors) == 1 and tensors[0].dim():  # as nearly always
+            self.note((clues.saw_inputs, tensors[0].size(0), tensors[0].numel()))
+        else:
+            self.note((clues.saw_inputs, *input_size(tensors)))
 
     def begin(self) -> None:
         """Start the clock of a step: its batch is being handed out."""
         self._in_fetch, self._newest_grad, self._is_gap = False, None, True
-        self._gap = None if self._count is None else self._count()
-        self.note((self.meter.begin, self._mark()))
+        self._gap = sum(map(call, self._numbers))
+        self.note((self.meter.begin, self.mark()))
 
     def begin_last(self, *, done: int, size: int) -> None:
         """Note that the last forward's batch is about to be handed out; sizes are in samples."""
-        self.note((self.meter.begin_last, self._mark(), done, size))
+        self.note((self.meter.begin_last, self.mark(), done, size))
 
     def begin_fetch(self, *, in_step: bool) -> None:
         """Note that the loop comes back for another batch, perhaps in the middle of a step."""
         if in_step:
             self.close_gap()
         self._gap, self._in_fetch, self._is_gap = None, in_step, False
-        self.note((partial(self.meter.begin_fetch, in_step=in_step), self._mark()))
-
-    def planned(self) -> None:
-        """Note that the plan is there: what follows is input."""
-        self.note((self._begin_input, self._mark()))
+        self.note((partial(self.meter.begin_fetch, in_step=in_step), self.mark()))
 
     def end_fetch(self) -> None:
         """Note that the batch is there."""
         if self._in_fetch:
             self._in_fetch, self._is_gap = False, True
-            self._gap = None if self._count is None else self._count()
-        self.note((self.meter.end_fetch, self._mark()))
+            self._gap = sum(map(call, self._numbers))
+        self.note((self.meter.end_fetch, self.mark()))
 
     def open_gap(self) -> None:
         """Note that a forward or a backward is over."""
         self._is_gap = True
-        self._gap = None if self._count is None else self._count()
-        self.note((self.meter.open_gap, self._mark()))
+        self._gap = sum(map(call, self._numbers))
+        self.note((self.meter.open_gap, self.mark()))
 
     def close_gap(self, then: Phase = Phase.FORWARD) -> None:
         """Note that the next one begins."""
         met = False
-        if self._gap is not None and self._count is not None:
-            met, self._gap = self._count() != self._gap, None
+        if self._gap is not None and (count := self._count) is not None:
+            if len(count.groups) != len(count.numbers):
+                met = True
+                count.renew()
+            elif sum(map(call, self._numbers)) != self._gap:
+                met = True
+            self._gap = None
             self._had_others |= met
         was_gap, self._is_gap = self._is_gap, False
         if was_gap and not met and then is Phase.FORWARD:
             return  # as which the gap counts: no mark is needed
-        self.note((self._close_gap, self._mark(), then, met))
+        self.note((self._close_gap, self.mark(), then, met))
 
     def grad_ready(self) -> None:
         """Note that a parameter got its gradient: the last one's ends own backward.
 
         For backwards at whose end others have been waited for already (``NestedBackwards``).
         """
-        self._newest_grad = self._mark()
+        self._newest_grad = self.mark()
 
     def end(self) -> None:
         """Note that own backward is done."""
         at, self._newest_grad = self._newest_grad, None
-        self.note((self.meter.end, self._mark() if at is None else at))
+        self.note((self.meter.end, self.mark() if at is None else at))
 
-    def waited(self) -> None:
-        """Note that the reduction after a backward is over."""
-        self.note((self.meter.waited, self._mark()))
+    def waited(self, *, opens: bool = False) -> None:
+        """Note that the reduction after a backward is over, and perhaps that a gap begins there."""
+        at = self.mark()
+        self.note((self.meter.waited, at))
+        if opens:
+            self._is_gap = True
+            self._gap = sum(map(call, self._numbers))
+            self.note((self.meter.open_gap, at))
 
     def pause(self) -> None:
         """Wait until all so far is done: what follows is a wait for input, until ``resume``."""
-        begin = self._mark()
+        begin = self.mark()
         self.clock.wait(begin)
         self._paused = begin, perf_counter()
 
     def resume(self) -> float:
         """Return how many seconds that took."""
         begin, began_s = self._paused
-        self.note((self.meter.pause, begin, self._mark()))
+        self.note((self.meter.pause, begin, self.mark()))
         return perf_counter() - began_s
 
     def exclude(self, begin: Any, end: Any) -> None:
@@ -155,12 +189,12 @@ class Recorder:
         """
         counts = threading.get_ident() == self.thread_id
         if counts:
-            self.note((self.meter.enter, self._mark(), phase))
+            self.note((self.meter.enter, self.mark(), phase))
         try:
             yield
         finally:
             if counts and threading.get_ident() == self.thread_id:
-                self.note((self.meter.leave, self._mark()))
+                self.note((self.meter.leave, self.mark()))
 
     @property
     def has_others(self) -> bool:
@@ -190,7 +224,8 @@ class Recorder:
     def _begin_step(self, number: int, at: Any) -> None:
         self.meter.timeline.begin(number, at=at)
 
-    def _begin_input(self, at: Any) -> None:
+    def begin_input(self, at: Any) -> None:
+        """Work out that the plan is there: what follows is input."""
         self.meter.timeline.go(Phase.INPUT, at=at)
 
     def _close_gap(self, at: Any, then: Phase, met: bool) -> None:

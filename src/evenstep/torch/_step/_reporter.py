@@ -87,9 +87,9 @@ class Reporter:
         watch: notices what is compiled in a step.
         measures: what is read beside the time.
         exact: whether to wait for the device, so that nothing is late.
-        told: returns what else there is to say with the times of a step.
 
     Attributes:
+        reads: whether something is read beside the time.
         limit: the largest forward that this rank may have; None if none failed. It goes with
             every report, because a step that some rank could not time is never complete.
     """
@@ -102,14 +102,13 @@ class Reporter:
         measures: Iterable[Measure],
         *,
         exact: bool,
-        told: Callable[[int], Sequence[Message]] = lambda step: (),
     ) -> None:
         self._exchange = exchange
         self._recorder = recorder
         self._watch = watch
         self._measures = tuple(measures)
+        self.reads = bool(self._measures)
         self._exact = exact
-        self._told = told
         self._pending: list[tuple[StepUnderWay, PendingTime, dict[str, Any]]] = []
         self.limit: int | None = None
         self._telling = Lock()  # the channel's thread makes reports
@@ -117,7 +116,7 @@ class Reporter:
         self._fault = ""  # to be told with the next report
 
     def begin_step(self) -> None:
-        """Have a step begin for all that is read."""
+        """Have a step begin for all that is read, if there is something, or too much was noted."""
         try:
             if len(self._recorder.notes) > MOST_NOTES:  # the channel's thread may be stopped
                 self._recorder.settle()
@@ -186,8 +185,10 @@ class Reporter:
         """Return what there is to tell of where the time went, once it is of so many seconds."""
         times: list[Message] = []
         with self._telling:
+            clues = self._recorder.clues
             for number, spent_us in self._recorder.take_times(least_s=least_s):
-                times += (*self._told(number), TimesTold(number, spent_us))
+                times += () if clues is None else clues.told(number)
+                times.append(TimesTold(number, spent_us))
         return times
 
     def _complete(self) -> list[Report]:
@@ -215,7 +216,7 @@ class Reporter:
                 step, error, "All ranks go on with equal batch sizes for the rest of the run."
             )
             self._has_failed, self._fault = True, fault_in_words(error)
-        self._measures = ()
+        self._measures, self.reads = (), False
         self._pending.clear()
 
     def _report(self, step: StepUnderWay, compute_s: float, fields: dict[str, Any]) -> Report:

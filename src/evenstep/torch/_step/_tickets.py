@@ -203,7 +203,9 @@ class Tickets:
                 return
             tensors = with_memory(tensors_in(batch))
             ticket.is_new = self._memory.add(tensors, ticket)
-            self._note_form(ticket, tensors)
+            form = ticket.num_samples, ticket.step.units is None, *map(_SHAPE, tensors)
+            if form not in self._layouts.forms:
+                self._note_form(form, ticket, tensors)
             ticket.is_indices = (
                 len(tensors) == 1 and tensors[0].ndim == 1 and tensors[0].dtype is torch.int64
             )
@@ -211,14 +213,12 @@ class Tickets:
             if peeks or self._mixes:
                 ticket.peeks = _peeks(tensors[:_MOST_PEEKS])
 
-    def _note_form(self, ticket: Ticket, tensors: Sequence[torch.Tensor]) -> None:
+    def _note_form(
+        self, form: tuple[Any, ...], ticket: Ticket, tensors: Sequence[torch.Tensor]
+    ) -> None:
         """Remember where the rows of such a batch lie; a form that has them is looked at once."""
-        units, size = ticket.step.units, max(ticket.num_samples, 1)
-        form = size, units is None, *map(_SHAPE, tensors)
-        if form in self._layouts.forms:
-            return
-        self._layouts.note(tensors, size)
-        ticket.has_rows = self._rows.has(tensors, size, units=units)
+        self._layouts.note(tensors, ticket.size)
+        ticket.has_rows = self._rows.has(tensors, ticket.size, units=ticket.step.units)
         if ticket.has_rows:
             self._layouts.forms.add(form)
 
@@ -257,8 +257,19 @@ class Tickets:
     def match(self, tensors: Sequence[torch.Tensor]) -> Match | None:
         """Return to which tickets a forward with these inputs belongs; None outside of a step."""
         with self._lock:
-            newest = self._newest_of(tensors) if self._identifies else None
-        return self._by_evidence(tensors) if newest is None else newest
+            live = self._live
+            newest = live[-1] if live and tensors and self._identifies else None
+        if newest is None or not newest.is_new:
+            return self._by_evidence(tensors)
+        # In nearly all loops they are tensors of the newest batch. By memory it would be the same.
+        own = list(map(call, newest.tensors))
+        for tensor in tensors:
+            for one in own:
+                if one is tensor:
+                    break
+            else:
+                return self._by_evidence(tensors)
+        return Match((newest,), newest.weight, 1.0, is_certain=True)
 
     def _by_evidence(self, tensors: Sequence[torch.Tensor]) -> Match | None:
         tensors = with_memory(tensors)
@@ -292,23 +303,6 @@ class Tickets:
             return _alike(fitting)
         live.sort(key=lambda ticket: ticket.num_backwards > 0)
         return Match(tuple(live), not_told([one.num_samples for one in live]), is_open=True)
-
-    def _newest_of(self, tensors: Sequence[torch.Tensor]) -> Match | None:
-        """Return the newest batch, if the inputs are tensors of it alone; None if they may not be.
-
-        As in nearly all loops. By memory it would be the same.
-        """
-        live = self._live
-        if not (live and tensors and (ticket := live[-1]).is_new):
-            return None
-        own = list(map(call, ticket.tensors))
-        for tensor in tensors:
-            for one in own:
-                if one is tensor:
-                    break
-            else:
-                return None
-        return Match((ticket,), ticket.weight, 1.0, is_certain=True)
 
     def _by_memory(self, found: Found[Ticket]) -> Match | None:
         """Return whose memory it is; None if that does not tell."""

@@ -43,12 +43,6 @@ class ForwardUse:
     looks: list[Look] = field(default_factory=list)
     other_rows: int = 0
 
-    @classmethod
-    def of(cls, match: Match, model: int, *, reduces: bool | None) -> ForwardUse:
-        """Return the use of a forward that was matched."""
-        ticket = match.tickets[0]
-        return cls(match, ticket, match.weight, model, reduces, ticket.step.compares)
-
     def share(self) -> float | None:
         """Return which part of its batch it had, if that can be compared between ranks.
 
@@ -145,15 +139,19 @@ class UseBooks:
                 if use.model not in reducing:
                     reducing.append(use.model)
                 use.reduces = None  # DDP reduces in the first backward after a forward
-        return list(map(self._reduced, reducing))
+        found = []
+        for model in reducing:
+            parts, number = self._open.pop(model), self._numbers[model]
+            self._numbers[model] += 1
+            if len(parts) == 1 and len(parts[0].match.tickets) == 1:  # as nearly always
+                only = parts[0].ticket.step
+                shares = {only.number: parts[0].share()}
+                found.append(Reduced(model, number, shares, (), only.checksum))
+            else:
+                found.append(self._reduced(model, number, parts))
+        return found
 
-    def _reduced(self, model: int) -> Reduced:
-        uses = self._open.pop(model)
-        number = self._numbers[model]
-        self._numbers[model] += 1
-        if len(uses) == 1 and len(uses[0].match.tickets) == 1:  # as nearly always
-            only = uses[0].ticket.step
-            return Reduced(model, number, {only.number: uses[0].share()}, (), only.checksum)
+    def _reduced(self, model: int, number: int, uses: Sequence[ForwardUse]) -> Reduced:
         shares: dict[int, float | None] = {}
         maybe: set[int] = set()
         for use in uses:

@@ -41,11 +41,6 @@ class Assigned(NamedTuple):
     sizes: tuple[IntArray, ...] | None = None
 
 
-def checksum_of(plan: Plan) -> int:
-    """Return what a rank tells of its samples where no costs are known."""
-    return plan.epoch + 1  # of which there are no two with other sizes
-
-
 @final
 class CostDeal:
     """Assigns the samples of steps by cost, and sums up what a rank computes.
@@ -129,7 +124,7 @@ class CostDeal:
             of = [tuple(one * len(some) // num for one in work.own) for some in (equal, counted)]
             work = Work(work.own, *of)
         found = None if plan.costs is None else self._assignment(plan, first, num_samples)
-        checksum = checksum_of(plan) if found is None else found.checksum
+        checksum = plan.epoch + 1 if found is None else found.checksum
         return Assigned(work, checksum, tuple(map(self._costs.sizes, own)))
 
     def _assignment(self, plan: Plan, first: int, num_samples: int) -> Assignment | None:

@@ -19,7 +19,7 @@ from ._chunks import Collation
 from ._horizon import Horizon, StepWork
 from ._loader_workers import FetchedChunk, WorkerPool
 from ._sources import BatchSource, Feed, FetchCounts, IndicesOf, InlineSource, ShareOf
-from ._torch_loader import pinner_of, worker_generator
+from ._torch_loader import pinner_of, pinning, worker_generator
 
 _LOOK_S = 0.5  # between two looks whether the run can go on
 
@@ -40,7 +40,7 @@ class PrefetchSource:
         loader: the user's, with at least one worker.
         changed: guards the plans and all state here.
         check: raises if the run cannot go on.
-        pin: moves a batch to pinned memory, in the background.
+        pin: moves a batch to pinned memory, in the background; None where none is moved.
     """
 
     def __init__(
@@ -49,14 +49,14 @@ class PrefetchSource:
         *,
         changed: Condition,
         check: Callable[[], None],
-        pin: Callable[[Any], Any],
+        pin: Callable[[Any], Any] | None,
     ) -> None:
         assert loader.prefetch_factor is not None  # torch fills it in where there are workers
         self._loader = loader
         self._changed = changed
         self._check = check
-        self._pin = pin
         self._collation = Collation.of(loader.collate_fn)
+        self._batch_of = pinning(self._collation.batch, pin)
         self._horizon = Horizon(
             num_steps=max(2, loader.num_workers * loader.prefetch_factor),
             num_workers=loader.num_workers,
@@ -138,7 +138,7 @@ class PrefetchSource:
             self._wait_until(lambda: work.has(slots))
             rows = work.rows_of(slots.tolist())
             self.counts.used += len(slots)
-        return self._pin(self._collation.batch(rows))
+        return self._batch_of(rows)
 
     def end(self) -> None:
         self._look_no_further()
@@ -234,7 +234,7 @@ class PrefetchSource:
         made: list[MicroBatch] | Exception
         try:
             made = [
-                MicroBatch(self._pin(self._collation.batch(part)), size)
+                MicroBatch(self._batch_of(part), size)
                 for part, size in zip(rows, share.forwards, strict=True)
             ]
         except Exception as error:

@@ -13,7 +13,7 @@ from ...._types import IntArray
 from .._protocols import MicroBatch
 from ..deal._plans import Share, StepSpan
 from ..deal._sample_keys import EpochKeys
-from ._torch_loader import fetch, worker_generator
+from ._torch_loader import fetch, pinning, worker_generator
 
 ShareOf = Callable[[StepSpan], Share | None]
 """A rank's part of a step under the newest plan, for any thread; None while there is none."""
@@ -100,9 +100,9 @@ class BatchSource(Protocol):
 class InlineSource:
     """Fetches and collates when asked, as torch's loader does with ``num_workers=0``."""
 
-    def __init__(self, loader: DataLoader[Any], *, pin: Callable[[Any], Any]) -> None:
+    def __init__(self, loader: DataLoader[Any], *, pin: Callable[[Any], Any] | None) -> None:
         self._loader = loader
-        self._pin = pin
+        self._batch_of = pinning(loader.collate_fn, pin)
         self._indices_of: IndicesOf | None = None
         self._share_of: ShareOf | None = None
         self.counts = FetchCounts()
@@ -122,12 +122,12 @@ class InlineSource:
         assert share is not None  # the plan of this step is in force
         assert indices is not None  # and its part of the order is drawn
 
-        loader, pin, counts, parts = self._loader, self._pin, self.counts, []
-        begun = fetch(loader.dataset, indices[share.begun].tolist())
+        counts, parts = self.counts, []
+        begun = fetch(self._loader.dataset, indices[share.begun].tolist())
         counts.requested += len(begun)
         counts.used += len(begun)
         for place, size in zip(share.places, share.forwards, strict=True):
-            parts.append(MicroBatch(pin(loader.collate_fn(begun[place])), size))
+            parts.append(MicroBatch(self._batch_of(begun[place]), size))
         return parts, Feed(  # further ones come as soon as they are asked for
             request=lambda slots: True,
             fetch_s=lambda num_samples: 0.0,
@@ -138,7 +138,7 @@ class InlineSource:
         samples = fetch(self._loader.dataset, indices)
         self.counts.requested += len(samples)
         self.counts.used += len(samples)
-        return self._pin(self._loader.collate_fn(samples))
+        return self._batch_of(samples)
 
     def end(self) -> None:
         self._indices_of = self._share_of = None

@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ...._types import IntArray
 from ._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
-from ._torch_loader import inner_loader
+from ._torch_loader import inner_loader, pinning
 
 
 @final
@@ -42,12 +42,12 @@ class StreamReader:
         *,
         chunk: int,
         prefetch: int,
-        pin: Callable[[Any], Any],
+        pin: Callable[[Any], Any] | None,
         length_of: Callable[[Any], int] | None = None,
     ) -> None:
         self._loader = loader
         self._collation = Collation.of(loader.collate_fn)
-        self._pin = pin
+        self._batch_of = pinning(self._collation.batch, pin)
         self._generator = torch.Generator()
         self._length_of = length_of
         worker = _PackChunk(self._collation.merge, length_of)
@@ -115,7 +115,7 @@ class StreamReader:
         batches, places = [], list(islice(self._places, num_samples))
         for slots in forwards:
             rows = rows_of(places[slot] for slot in slots) if len(slots) else [self._stand_in()]
-            batches.append(self._pin(self._collation.batch(rows)))
+            batches.append(self._batch_of(rows))
         self._drop(num_samples)
         return batches
 

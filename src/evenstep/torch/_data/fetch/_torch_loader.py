@@ -113,7 +113,7 @@ def worker_generator(loader: DataLoader[Any]) -> torch.Generator:
     return copy
 
 
-def pinner_of(loader: DataLoader[Any]) -> Callable[[Any], Any]:
+def pinner_of(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
     """Return what ``loader.pin_memory`` asks for, and say if nothing can come of it."""
     if loader.pin_memory and not torch.accelerator.is_available():
         warnings.warn(
@@ -122,13 +122,13 @@ def pinner_of(loader: DataLoader[Any]) -> Callable[[Any], Any]:
     return pinner(wanted=loader.pin_memory)
 
 
-def pinner(*, wanted: bool) -> Callable[[Any], Any]:
-    """Return what moves a batch into pinned memory; without an accelerator, nothing does.
+def pinner(*, wanted: bool) -> Callable[[Any], Any] | None:
+    """Return what moves a batch into pinned memory; None without an accelerator, and unwanted.
 
     For the thread that calls this: it takes over that thread's device.
     """
     if not wanted or not torch.accelerator.is_available():
-        return lambda batch: batch
+        return None
     device = torch.accelerator.current_accelerator()
     index = torch.accelerator.current_device_index()
 
@@ -137,3 +137,10 @@ def pinner(*, wanted: bool) -> Callable[[Any], Any]:
         return pinned(batch, None if device is None else device.type)
 
     return pin
+
+
+def pinning(
+    collate: Callable[[Any], Any], pin: Callable[[Any], Any] | None
+) -> Callable[[Any], Any]:
+    """Return ``collate``, whose batches ``pin`` moves, if there is such a thing."""
+    return collate if pin is None else lambda samples: pin(collate(samples))
