@@ -64,14 +64,11 @@ class Idle:
 
     def __init__(self, clock):
         self.units = LateUnits(clock)
-        self.losses = self
+        self.losses = self.watch = self  # which keep what a step sets
         self.reports = []
 
     def report(self, step, made, **_):
         self.reports += made()[-1].reports
-
-    def enter_collective(self):
-        """Whether it comes out of one is never asked."""
 
     @property
     def ways(self):
