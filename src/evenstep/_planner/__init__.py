@@ -3,16 +3,17 @@
 Bounds and memory caps, the last good plan, the tail of an epoch, claims, the what-if.
 """
 
-from ._assign import assign as assign
-from ._assign import fitted as fitted
 from ._base import AbstractPlanner as AbstractPlanner
-from ._bounds import Bounds as Bounds
+from ._base import EqualSizes as EqualSizes
+from ._base import UserMistake as UserMistake
+from ._base import blaming as blaming
+from ._base import in_words as in_words
 from ._claim_switch import ClaimSwitch as ClaimSwitch
-from ._cost_choice import CostChoice as CostChoice
+from ._cost_planner import CostChoice as CostChoice
 from ._cost_planner import CostPlanner as CostPlanner
-from ._equal_sizes import EqualSizes as EqualSizes
 from ._fields import batch_lengths as batch_lengths
 from ._fields import sample_length as sample_length
+from ._job import Bounds as Bounds
 from ._job import Job as Job
 from ._learnt import Learnt as Learnt
 from ._learnt import check_learnt as check_learnt
@@ -28,10 +29,9 @@ from ._report import Work as Work
 from ._sample_costs import UNKNOWN as UNKNOWN
 from ._sample_costs import Cost as Cost
 from ._sample_costs import SampleCosts as SampleCosts
+from ._sample_costs import assign as assign
+from ._sample_costs import fitted as fitted
 from ._sample_costs import of_lengths as of_lengths
-from ._user_mistake import UserMistake as UserMistake
-from ._user_mistake import blaming as blaming
-from ._user_mistake import in_words as in_words
 
 __all__ = [
     "MOST_STEPS",

@@ -1,9 +1,12 @@
-"""What a driver asks of whatever plans its steps."""
+"""What a driver asks of whatever plans its steps, and what follows where a part of it fails."""
 
 from __future__ import annotations
 
 import abc
+import re
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, final
 
 from .._types import IntArray, StepTimings
 from ..events import (
@@ -20,6 +23,83 @@ from ._learnt import Learnt
 from ._plan import Outcome, Plan
 from ._readings import num_together
 from ._report import Report, lasted_s, timings_of
+from ._whatif import measured
+
+_NEUTRAL = {__name__.partition(".")[0], "builtins", "numpy"}
+_MOST_CHARACTERS = 300  # of an exception's message: it goes into another text
+_TRACEBACK = re.compile(r"Traceback \(most recent call last\):\n(?:[ \t].*\n|\n)+(\w.*)")
+
+
+class UserMistake(Exception):
+    """What a user gave, such as a policy, raised or broke its contract.
+
+    Attributes:
+        part: its class.
+    """
+
+    def __init__(self, problem: str, part: str) -> None:
+        super().__init__(problem)
+        self.part = part
+
+
+@final
+class blaming:  # a class: several are entered in each step, and a generator takes longer
+    """Turn what is raised in the block into a mistake of ``part``, unless it is evenstep's own.
+
+    Only calls of the part, and checks of what it returned, belong into the block.
+
+    Raises:
+        UserMistake: the part is a user's. One of evenstep's own raises as it did.
+    """
+
+    __slots__ = ("_part",)
+
+    def __init__(self, part: Any) -> None:
+        self._part = part
+
+    def __enter__(self) -> None: ...
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if isinstance(error, Exception) and not is_own(self._part):
+            raise UserMistake(in_words(error), type(self._part).__name__) from error
+
+
+def is_own(value: Any) -> bool:
+    """Tell whether a policy or a reader is evenstep's own, with all that it is made of.
+
+    A wrapper of evenstep's around a user's policy is not: what it returns is made by both.
+    """
+    module = getattr(value, "__module__", "builtins")
+    if module.partition(".")[0] not in _NEUTRAL:
+        return False
+    if isinstance(value, tuple | list):
+        return all(map(is_own, value))
+    if isinstance(value, dict):
+        return all(map(is_own, value.values()))
+    if is_dataclass(value):
+        return all(is_own(getattr(value, field.name)) for field in fields(value))
+    return True
+
+
+def in_words(error: BaseException) -> str:
+    """Return the type of an exception and the first line of its message, not too long.
+
+    Where the message has a traceback of Python's, as those of TensorFlow's graphs and of torch's
+    loader workers, its last line stands for the exception: what went wrong in the user's code.
+    """
+    try:
+        text = str(error).strip()
+    except Exception:  # of a user's class
+        text = ""
+    inner = _TRACEBACK.search(text)
+    if inner is not None:
+        return _shortened(inner[1])
+    name = type(error).__name__
+    return f"{name}: {_shortened(text.splitlines()[0])}" if text else name
+
+
+def _shortened(line: str) -> str:
+    return line if len(line) <= _MOST_CHARACTERS else f"{line[:_MOST_CHARACTERS]}..."
 
 
 class AbstractPlanner(abc.ABC):
@@ -143,3 +223,57 @@ def hold_after(reports: Sequence[Report]) -> int:
     """Return how many more steps are reported together, where nothing is learnt from them."""
     took_s = max(report.compute_s for report in reports)
     return num_together(READING_S, took_s, max(took_s, lasted_s(reports)))
+
+
+_REASON = "equal for the rest of the run: balancing is off, as something failed"
+
+
+@final
+class EqualSizes(AbstractPlanner):
+    """Plans equal sizes for the rest of a run, in the place of the planner that failed.
+
+    Of the planner that failed it takes the plan and what fits, and nothing else: what that one has
+    learnt may be half changed. So it has learnt nothing, and a run that goes on from its
+    checkpoint begins anew.
+
+    Args:
+        planner: the one that failed.
+        first_step: first step that can still use a new plan.
+
+    Attributes:
+        plan: what is in force from ``first_step`` on. The sizes of before, should even equal ones
+            fail.
+    """
+
+    hold = 1
+
+    def __init__(self, planner: AbstractPlanner, first_step: int) -> None:
+        try:
+            self.plan = planner.equal_plan(first_step, _REASON)
+        except Exception:  # what failed may be what that needs
+            self.plan = replace(
+                planner.plan,
+                epoch=planner.plan.epoch + 1,
+                first_step=first_step,
+                first=None,
+                reason=_REASON,
+            )
+
+    def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
+        self.hold = hold_after(reports)
+        return Outcome(self.plan, ())  # nothing follows from a step any more
+
+    def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
+        return measured(reports, plan, timings)  # not what it would have cost otherwise
+
+    def equal_plan(self, first_step: int, reason: str) -> Plan:
+        return self.plan
+
+    def burden(self, step: int) -> None:
+        return None  # the workers' times are not known any more
+
+    def learnt(self) -> None:
+        return None
+
+    def restore(self, learnt: Learnt, former: IntArray) -> EstimatesRestored:
+        return EstimatesRestored(tuple((former >= 0).tolist()), "anew", self.plan.batch_size)

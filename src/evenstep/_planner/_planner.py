@@ -22,18 +22,15 @@ from ..events import (
 from ..policies import AbstractPolicy, Equal
 from ..policies._base import check_decision
 from ..timemodels._memory_model import MemoryModel
-from ._base import AbstractPlanner, held, rejected
+from ._base import AbstractPlanner, UserMistake, blaming, held, in_words, rejected
 from ._claim_switch import ClaimSwitch
 from ._job import Job
 from ._learnt import BY_COST, Learnt, Start, columns
-from ._make_plan import make_plan
-from ._measured import measured
 from ._memory_caps import MemoryCaps
-from ._plan import Outcome, Plan
+from ._plan import Outcome, Plan, make_plan
 from ._readings import Reading, Readings
 from ._report import Report, apart, lasted_s, timings_of
-from ._user_mistake import UserMistake, blaming, in_words
-from ._whatif import WhatIf
+from ._whatif import WhatIf, measured
 
 
 @final

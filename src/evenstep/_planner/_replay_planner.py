@@ -17,11 +17,10 @@ from ._base import AbstractPlanner, hold_after, rejected
 from ._claim_switch import ClaimSwitch
 from ._job import Job
 from ._learnt import Learnt
-from ._make_plan import make_plan
-from ._measured import measured
-from ._plan import Outcome, Plan
+from ._plan import Outcome, Plan, make_plan
 from ._planner import Planner
 from ._report import Report
+from ._whatif import measured
 
 _REASON = "as recorded"
 

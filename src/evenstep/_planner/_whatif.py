@@ -1,20 +1,23 @@
-"""What other splits would have cost, by the times fitted so far."""
+"""What a step cost, as a fact, and what other splits would have, by the times fitted so far."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from .._types import Cluster, FloatArray, IntArray, StepTimings
+from ..events import StepMeasured
 from ..policies._base import READING_S
 from ..prediction._affine_filter import AffineFilter
 from ..solve._allocate import allocate, makespan_s
 from ..solve._apportion import apportion
 from ..timemodels._affine import AffineTime
+from ._plan import Plan
 from ._readings import LONG_STEP, Reading, Readings
+from ._report import Report
 
 _WORTH_A_WORD = 0.02
 _FITS = 8  # for which the splits of one count: with 256 ranks they take a fifth of rank 0's time
@@ -184,3 +187,38 @@ class WhatIf:
 def _busy_s(times: AffineTime, batch_size: IntArray) -> float:
     """Return the time of the slowest worker that has samples."""
     return float(times.seconds(batch_size)[batch_size > 0].max())
+
+
+def measured(
+    reports: Sequence[Report],
+    plan: Plan,
+    timings: StepTimings,
+    *,
+    costs: SplitCosts | None = None,
+) -> StepMeasured:
+    """Return what a step cost.
+
+    Args:
+        reports: one from each rank, in order, all about the same step.
+        plan: the one it ran under.
+        timings: what they say.
+        costs: what other splits would have cost, if that is known.
+    """
+    compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
+    makespan_s = float(compute_s.max())
+    idle_s = makespan_s - compute_s
+    return StepMeasured(
+        step=reports[0].step,
+        plan_epoch=plan.epoch,
+        batch_size=tuple(timings.batch_size.tolist()),
+        compute_s=tuple(compute_s.tolist()),
+        data_s=tuple(timings.data_s.tolist()),
+        idle_s=tuple(idle_s.tolist()),
+        makespan_s=makespan_s,
+        idle_share=float(idle_s.sum() / (len(reports) * makespan_s)),
+        equal_split_s=costs.equal_s if costs else None,
+        best_split_s=costs.best_s if costs else None,
+        wall_s=reports[0].wall_s,
+        speed_split_s=costs.speed_s if costs else None,
+        cost_split_s=costs.cost_s if costs else None,
+    )
