@@ -4,12 +4,12 @@ import pytest
 
 from evenstep.testing import run_workers
 
-from .off_runs import LOADERS, differing, everything, numbers, plain_and_off
+from .off_runs import LOADERS, differing, everything, numbers, plain_and_off, resumed
 
 
 @pytest.mark.cluster
-def test_it_trains_as_plain_ddp_to_the_last_bit():
-    """Without a hook on the model, and without a thread."""
+def test_it_trains_as_plain_ddp():
+    """Without a hook on the model, and without a thread: 1e-12 in double precision."""
     for found in run_workers(2, plain_and_off):
         assert found == {
             "alike": True,
@@ -21,30 +21,32 @@ def test_it_trains_as_plain_ddp_to_the_last_bit():
 
 @pytest.fixture(scope="module")
 def batches():
-    """The numbers that each rank was given, by loader, epoch and batch."""
-    return run_workers(2, numbers)
+    """The numbers that each rank was given, by switch, rank, loader, epoch and batch."""
+    return {switch: run_workers(2, numbers, switch) for switch in ("off", "on")}
 
 
 @pytest.mark.cluster
 @pytest.mark.parametrize("name", LOADERS)
-def test_ranks_train_on_samples_of_their_own(batches, name):
-    """As many batches each, all samples of an epoch, and none twice but to fill up the last."""
+def test_a_step_has_the_samples_of_a_balanced_run(batches, name):
+    """In equal parts: of samplers with 10**10 indices too, and where ranks are seeded unlike."""
     for epoch in (0, 1):
-        mine, theirs = (rank[name][epoch] for rank in batches)
-        parts = [{number for batch in part for number in batch} for part in (mine, theirs)]
-        wanted = {"batches": 9, "the same stream": 12}.get(name, 13)
+        plain, balanced = (
+            [sorted(mine + theirs) for mine, theirs in zip(*parts, strict=True)]
+            for parts in ([rank[name][epoch] for rank in batches[way]] for way in ("off", "on"))
+        )
+        full = [rank[name][epoch][0] for rank in batches["off"]]
 
-        assert [len(batch) for batch in mine] == [len(batch) for batch in theirs]
-        assert parts[0] | parts[1] == set(range(wanted))
-        assert len(parts[0] & parts[1]) <= 1
+        assert plain == balanced
+        assert list(map(len, full)) == [2, 2]
 
 
 @pytest.mark.cluster
-def test_a_shuffled_loader_has_another_order_in_every_epoch(batches):
-    """Nobody has to call `set_epoch`."""
-    first, second = batches[0]["shuffled"]
+@pytest.mark.parametrize("switches", [("off", "on"), ("on", "off"), ("off", "off")])
+def test_a_checkpoint_goes_on_with_the_other_switch(switches):
+    """No sample of the epoch is left out or repeated."""
+    mine, theirs = run_workers(2, resumed, switches)
 
-    assert first != second
+    assert sorted(mine + theirs) == list(range(24))
 
 
 @pytest.mark.cluster

@@ -226,8 +226,9 @@ class AcceleratedLoader:
 
         As in Accelerate's recipe for accumulation, whose loss is divided by it.
         """
-        if not self._checks_counts or (context := getattr(self._loader, "_context", None)) is None:
-            return  # the latter where the environment leaves the script plain
+        if not self._checks_counts:
+            return
+        context = self._loader._context
         unused = context.session.steps.next_unused
         if unused is not None and unused < context.count.value:
             self._checks_counts = False

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, overload
+from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, final, overload
 
 import torch
 from torch import nn
@@ -18,6 +18,7 @@ from torch.utils.data import DataLoader
 from .._planner import Bounds, Cost
 from .._run._checked_settings import checked_policy, checked_reduction
 from .._run._estimates import Estimates
+from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
 from . import _arguments as arguments
@@ -25,22 +26,28 @@ from ._data.compare._padding import read_cost
 from ._data.deal._stream_terms import StreamKind
 from ._data.loaders._eval import EvalLoader, Lockstep
 from ._data.loaders._server import ServerEval
+from ._exchange._agent import OFF, SWITCH, is_off
 from ._exchange._crew import Crew
 from ._exchange._startup import Alone, SideGroup
 from ._fabric import as_wrapped, unwrapped, wrapped_loader
 from ._loader_types import PreparedEval, PreparedLoader
 from ._means import RunningStats, mean_over
 from ._memory._probe import Closure
-from ._model._models import Weighting, check_unprepared, device_of, forward_is_collective
+from ._model._models import (
+    Weighting,
+    check_unprepared,
+    device_of,
+    forward_is_collective,
+)
 from ._model._units import Unit
 from ._model._weighting import check_unweighted, scale
+from ._off import PlainRun
 from ._options import Runtime
 from ._parts import Parts
 from ._prepare_check import BalancerSettings, check_content, check_eval, check_prepared
 from ._profile._profiler import Profiler
 from ._profile._trial import Request
 from ._session import Session
-from ._switch import kind_by_switch
 from ._unequal_links import checked_network
 
 if TYPE_CHECKING:
@@ -110,7 +117,8 @@ class Balancer:
         network: Network | None = None,
         cost: Any = None,
     ) -> None:
-        self.__class__ = kind_by_switch(type(self))  # a `__new__` would hide the signature
+        if is_off():
+            self.__class__ = _plain_kind(type(self))  # a `__new__` would hide the signature
         policy = checked_policy(policy)
         self._parts = Parts(
             policy=policy,
@@ -499,3 +507,72 @@ class Balancer:
             return self._session.loss_behind(error)
         finally:
             self.close()
+
+
+@final
+class PlainBalancer(Balancer):
+    """What ``Balancer(...)`` makes where the environment says ``EVENSTEP=off``.
+
+    Models get no hooks, and ranks no connections but torch's. A loader hands out an equal part of
+    the same global batches, in one micro-batch a step. Weights, bounds, policy, cost and network
+    are left out.
+    """
+
+    _run: PlainRun | None = None
+
+    def prepare(
+        self, *parts: Any, weighting: Weighting = "output", stream: StreamKind | None = None
+    ) -> Any:
+        """Return models in DDP and loaders of equal parts; Fabric's stay Fabric's."""
+        self._check_open()
+        arguments.check_weighting(weighting, self._parts.weighting)
+        self._parts.weighting = weighting
+        self._join()
+        self._run = run = self._run or PlainRun(self._parts)
+        done = [
+            run.add_model(part) if isinstance(part, nn.Module) else run.add_loader(part, stream)
+            for part in parts
+        ]
+        return done[0] if len(done) == 1 else tuple(done)
+
+    def prepare_eval(
+        self, loader: Any, *, lockstep: Lockstep | None = None, cost: Any = None
+    ) -> Any:
+        """Return ``loader`` for evaluation, each sample once over all ranks, in equal shares."""
+        modules = () if self._run is None else self._run.modules
+        at_once = forward_is_collective(modules) if lockstep is None else lockstep
+        return Balancer.prepare_eval(self, loader, lockstep=at_once, cost=cost)
+
+    def profile(self, *args: Any, **settings: Any) -> Any:
+        """Measure nothing, and return None."""
+
+    def step(self, batch: Any) -> AbstractContextManager[None]:
+        """Return a context that does nothing."""
+        return nullcontext()
+
+    def mean(self, value: float | torch.Tensor, count: float | None = None) -> float:
+        """Return the mean over all ranks, as ``Balancer.mean`` does. Collective."""
+        if count is None and self._run is not None:
+            count = self._run.num_units
+        return Balancer.mean(self, value, count)
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """Equal ones; empty before the first step."""
+        plan = None if self._run is None else self._run.plan
+        return () if plan is None else plan.batch_size
+
+    @property
+    def num_samples(self) -> int:
+        """This rank's samples of the training step under way; 0 outside of one."""
+        step = None if self._run is None else self._run.step
+        return 0 if step is None else step.num_samples
+
+
+def _plain_kind(kind: type[Balancer]) -> type[Balancer]:
+    """Return the plain kind of balancer; raise for a class of the user's, which has none."""
+    if kind is not Balancer:
+        raise invalid(
+            SWITCH, "be left out with a subclass of `Balancer`", OFF, "Use `Balancer` itself."
+        )
+    return PlainBalancer

@@ -1,108 +1,173 @@
-"""``EVENSTEP=off``: the script trains as plain DDP does, and every call of it goes on working."""
+"""``EVENSTEP=off``: what models and loaders get in the place of a run, equal parts of each step."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 
-from . import _arguments as arguments
-from ._balancer import Balancer
-from ._data._prepare import check_is_loader
+from .._diagnosis import Phase
+from .._planner import Plan
+from .._types import IntArray
+from ..claims._step_claims import Claim
+from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
+from ._data._protocols import LoaderSteps, MicroBatch, StepStart
 from ._data.deal._stream_terms import StreamKind
-from ._data.loaders._eval import Lockstep
-from ._data.loaders._unbalanced import PlainLoader, plainly_sharded
-from ._fabric import as_wrapped, wrapped_loader, wrapped_model
-from ._model._fsdp import fsdp_layers
-from ._model._models import Weighting, forward_is_collective, with_ddp
+from ._data.loaders._base import StepContext
+from ._fabric import as_wrapped, still_wrapped, wrapped_loader, wrapped_model
+from ._model._models import with_ddp
+from ._parts import Parts
 
 
 @final
-class PlainBalancer(Balancer):
-    """What ``Balancer(...)`` makes where the environment says ``EVENSTEP=off``.
+class PlainRun:
+    """Prepares models and loaders, and is the session, the steps and the ranks of the loaders.
 
-    No hooks, no plans, no connections, no threads. A plain model is wrapped into DDP where there
-    are several processes; a loader that is not sharded yet gets a ``DistributedSampler``. The
-    global batch is the loader's ``batch_size`` times the number of processes.
+    Step $k$ has the samples that it has in a balanced run. What ranks tell each other goes by
+    collectives. A batch counts as trained on when it was handed out.
+
+    Args:
+        parts: that were joined.
+
+    Attributes:
+        modules: that were prepared, as they came back.
+        step: that is under way; None outside of a loop.
+        plan: equal sizes, from the first step on.
+        plan_in_use: none, so that an evaluation is shared out equally.
     """
 
-    _modules: tuple[nn.Module, ...] = ()
-    _sizes: tuple[int, ...] = ()
-    _num_samples = 0
-    _batch: Any = None
+    plan_in_use = None
 
-    def prepare(
-        self, *parts: Any, weighting: Weighting = "output", stream: StreamKind | None = None
-    ) -> Any:
-        """Return models in DDP and loaders of this rank's part; Fabric's stay Fabric's."""
-        self._check_open()
-        self._join()
-        arguments.check_weighting(weighting, self._parts.weighting)
-        done = [
-            self._model(part) if isinstance(part, nn.Module) else self._loader(part, stream)
-            for part in parts
-        ]
-        return done[0] if len(done) == 1 else tuple(done)
+    def __init__(self, parts: Parts) -> None:
+        crew = parts.join()
+        self.rank, self.world_size = crew.side.rank, crew.side.world_size
+        self.modules: list[nn.Module] = []
+        self.step: StepStart | None = None
+        self.plan: Plan | None = None
+        self._parts, self._crew = parts, crew
+        self._equal: Plan | None = None
 
-    def prepare_eval(
-        self, loader: Any, *, lockstep: Lockstep | None = None, cost: Any = None
-    ) -> Any:
-        """Return ``loader`` for evaluation, each sample once over all ranks, in equal shares."""
-        at_once = forward_is_collective(self._modules) if lockstep is None else lockstep
-        return Balancer.prepare_eval(self, loader, lockstep=at_once)  # in equal shares
+    def add_model(self, given: nn.Module) -> nn.Module:
+        """Return a model in a DDP if it averages in no way."""
+        outer = with_ddp(wrapped_model(given), self.world_size, self._crew.workers)
+        self.modules.append(outer)
+        return still_wrapped(given, outer)
 
-    def profile(self, *args: Any, **settings: Any) -> Any:
-        """Measure nothing, and return None."""
+    def add_loader(self, given: Any, stream: StreamKind | None) -> Any:
+        """Return a loader of this rank's equal part of each step."""
+        parts, loader = self._parts, wrapped_loader(given)
+        check_is_loader(loader)
+        size = agreed_batch_size(parts.global_batch_size, loader, self.world_size)
+        parts.global_batch_size = size
+        context = StepContext(self, self, size, count=parts.count, counter=parts.counter)
+        prepared = balanced_loader(loader, stream, context, beside=parts.loaders)
+        prepared.attempts = PlainAttempts()
+        parts.loaders.append(prepared)
+        tail = prepared.tail_batch_size
+        self._equal = Plan(0, 0, self._shares(size), tail=self._shares(tail) if tail else None)
+        return as_wrapped(given, prepared)
 
-    def weight(self, loss: torch.Tensor) -> torch.Tensor:
-        """Return ``loss`` as it is."""
-        return loss
+    @property
+    def num_units(self) -> float | None:
+        """Units of this rank in the step under way, samples or others; None outside of one."""
+        if (step := self.step) is None:
+            return None
+        return step.num_samples if step.units is None else step.units
 
-    def step(self, batch: Any) -> AbstractContextManager[None]:
+    @property
+    def steps(self) -> PlainRun:
+        """The steps of the run."""
+        return self
+
+    @property
+    def next_unused(self) -> int:
+        """The step after the newest one."""
+        return self._parts.count.value
+
+    def begin_epoch(self, *, cuts: bool) -> LoaderSteps:
+        """Return the steps of the run."""
+        return self
+
+    def subscribe(self, listener: Callable[[Plan], None]) -> None:
+        """Do nothing: there is no later plan."""
+
+    def at(self, step: int) -> Plan:
+        """Return equal sizes."""
+        assert self._equal is not None, "`prepare` comes first"
+        self.plan = self._equal
+        return self._equal
+
+    def begin_step(self, start: StepStart) -> None:
+        """Take note of this rank's samples and units."""
+        self.step = start
+
+    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
+        """Do nothing."""
+
+    def came_to_end(self) -> None:
+        """Do nothing."""
+
+    def end_epoch(self) -> None:
+        """Take note that no step is under way."""
+        self.step = None
+
+    def report_now(self) -> None:
+        """Do nothing."""
+
+    def timed(self, phase: Phase) -> AbstractContextManager[None]:
         """Return a context that does nothing."""
         return nullcontext()
 
-    def mean(self, value: float | torch.Tensor, count: float | None = None) -> float:
-        """Return the mean over all ranks, as ``Balancer.mean`` does. Collective."""
-        counter = self._parts.counter
-        if count is None and self._num_samples:
-            count = self._num_samples if counter is None else counter(self._batch)
-        return Balancer.mean(self, value, count)
+    def claim(
+        self, step: int, *, speed: float | None = None, own: bool = False
+    ) -> tuple[Claim, ...]:
+        """Return nothing: no samples are up for claims."""
+        return ()
 
-    def average_buffers(self) -> None:
-        """Leave buffers to DDP."""
+    def begin_claim(self) -> None:
+        """Do nothing."""
 
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """The loader's own batch size on every rank; empty before the first step."""
-        return self._sizes
+    def end_claim(self, step: int, num_samples: int) -> None:
+        """Do nothing."""
 
-    @property
-    def num_samples(self) -> int:
-        """This rank's samples of the step under way; 0 outside of one."""
-        return self._num_samples
+    def check(self) -> None:
+        """Do nothing: torch notices a lost rank in the next collective."""
 
-    def _model(self, module: nn.Module) -> nn.Module:
-        parts = list(module.modules())
-        is_wrapped = any(isinstance(part, DistributedDataParallel) for part in parts)
-        is_wrapped = is_wrapped or bool(fsdp_layers(module)) or wrapped_model(module) is not module
-        crew = self._join()
-        outer = module if is_wrapped else with_ddp(module, crew.world_size, crew.workers)
-        self._modules += (outer,)
-        return outer
+    def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
+        """Return on every rank the integers that rank 0 calls it with. Collective."""
+        return np.array(self.share_indices(None if ints is None else ints.tolist()), np.int64)
 
-    def _loader(self, given: Any, stream: StreamKind | None) -> Any:
-        loader = wrapped_loader(given)
-        check_is_loader(loader)
-        side = self._join().side
-        own, tells = plainly_sharded(loader, side, stream)
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return on every rank the integers that rank 0 calls it with. Collective."""
+        return self._crew.side.share_indices(indices)
 
-        def on_batch(batch: Any, count: int | None) -> None:
-            self._batch, self._num_samples = batch, count or 0
-            if count is not None:
-                self._sizes = self._sizes or (own.batch_size or count,) * side.world_size
+    def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
+        """Return what returns the numbers of all ranks. Collective."""
+        rows = self._crew.side.collect(numbers)
+        return lambda: rows
 
-        return as_wrapped(given, PlainLoader(own, side.world_size, tells=tells, on_batch=on_batch))
+    def _shares(self, num_samples: int) -> tuple[int, ...]:
+        each, left = divmod(num_samples, self.world_size)
+        return tuple(each + (rank < left) for rank in range(self.world_size))
+
+
+class PlainAttempts:
+    """Runs each forward and backward of a step once."""
+
+    probes = False
+
+    def run(
+        self,
+        step: int,
+        parts: Sequence[MicroBatch],
+        closure: Callable[[Any], torch.Tensor],
+        through: Callable[[torch.Tensor], Any],
+    ) -> torch.Tensor:
+        """Return the loss of the only part, detached."""
+        loss = closure(parts[0].batch)
+        through(loss)
+        return loss.detach()

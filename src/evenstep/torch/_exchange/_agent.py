@@ -26,6 +26,11 @@ def switch_in(environment: Mapping[str, str]) -> str:
     return environment.get(SWITCH, "") or "on"
 
 
+def is_off() -> bool:
+    """Return whether the environment leaves scripts plain."""
+    return switch_in(os.environ) == OFF
+
+
 @dataclass(frozen=True, slots=True)
 class Agent:
     """The torchrun that started a worker.
