@@ -284,8 +284,7 @@ class SizesHeld:
     """The batch sizes stay as they are, and training continues with them.
 
     Either all workers together cannot hold the global batch, by the model of their memory, so no
-    size grows. Or a compiled model is close to torch's limit on the number of its graphs. Or the
-    record of a ``Replay`` has ended.
+    size grows. Or a compiled model is close to torch's limit on the number of its graphs.
 
     Attributes:
         step: optimizer step after which it was noticed, from 0.

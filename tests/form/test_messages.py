@@ -49,7 +49,7 @@ MESSAGES = {
         lambda: by_name("fixd"),
         "`by_name(name=...)` must be one of auto, dbs, dynamic-batching, equal, lb-bsp-2018, "
         "lb-bsp-2020, lbb or 'module:Class', got 'fixd'. Names are lower case, with hyphens. "
-        "deadband, every, fixed, replay, round-to need settings: pass an instance.",
+        "deadband, every, fixed, round-to need settings: pass an instance.",
     ),
     "a name that needs settings": (
         lambda: Balancer(policy="deadband"),

@@ -13,9 +13,9 @@ BY_HAND = {
     policies.Deadband: policies.Deadband(policies.Lbb(), 0.05),
     policies.Every: policies.Every(policies.Lbb(), 3),
 }
-# `Fixed` and `Replay` name their ranks, so that renumbering those changes the answer; `RoundTo`
-# has granules of its own (below).
-BY_ITSELF = {policies.Fixed, policies.Replay, policies.RoundTo}
+# `Fixed` names its ranks, so that renumbering those changes the answer; `RoundTo` has granules of
+# its own (below).
+BY_ITSELF = {policies.Fixed, policies.RoundTo}
 EXPORTED = [
     BY_HAND.get(cls) or cls()
     for cls in (getattr(policies, name) for name in policies.__all__)

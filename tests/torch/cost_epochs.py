@@ -69,9 +69,6 @@ class Restless:
     def catch_up(self, *, next_step: int, ask: bool = True) -> Any:
         return SimpleNamespace(plan=self.plan, events=())
 
-    def come_to(self, step: int) -> tuple[()]:
-        return ()
-
     def account(self, reports: Any, plan: Any) -> None:
         return None
 

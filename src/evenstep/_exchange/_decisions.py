@@ -137,14 +137,7 @@ class Decisions:
         """Answer to step ``index`` with the newest plan, before all ranks have reported it."""
         with self._lock:
             if index > self._answered:
-                self._come_to(index)
                 self._publish(self._first_unanswered(index), index, done=self._answers.newest_done)
-
-    def _come_to(self, index: int) -> None:
-        """Tell the plans that are known already of what step ``index`` is answered with."""
-        assert self.planner is not None
-        for plan in self.planner.come_to(index + 1 + self._lag):
-            self._answers.announce(plan)
 
     def _publish(self, first: int, index: int, *, done: int) -> None:
         """Answer to the steps from ``first`` to ``index`` at least, and until the next is due.
@@ -210,7 +203,6 @@ class Decisions:
             for old in [old for old in books_of if old < step - 8]:
                 del books_of[old]  # a rank had no measurement of it, and never will
         index = max(step, self._answered + 1)
-        self._come_to(index)
         self._due = step + (self.planner.hold if self.holds else 1)
         if index < self._due:
             self._publish(self._first_unanswered(index), index, done=step)

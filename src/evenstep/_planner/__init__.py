@@ -23,7 +23,6 @@ from ._plan import Plan as Plan
 from ._plan import PlanCosts as PlanCosts
 from ._planner import Planner as Planner
 from ._readings import MOST_STEPS as MOST_STEPS
-from ._replay_planner import planner_of as planner_of
 from ._report import Report as Report
 from ._report import Work as Work
 from ._sample_costs import UNKNOWN as UNKNOWN
@@ -60,6 +59,5 @@ __all__ = [
     "in_words",
     "of_lengths",
     "places",
-    "planner_of",
     "sample_length",
 ]

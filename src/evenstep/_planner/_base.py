@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, is_dataclass, replace
 from typing import Any, final
 
@@ -123,14 +123,6 @@ class AbstractPlanner(abc.ABC):
             next_step: the first step that can still use a new plan.
             ask: whether to ask the policy; if not, the plan stays.
         """
-
-    def come_to(self, step: int) -> Iterable[Plan]:
-        """Have ``plan`` be what is planned for ``step`` already, and yield the plans up to it.
-
-        Only a planner that knows of steps to come has any. Called before a step is answered,
-        measured or not.
-        """
-        return ()
 
     @property
     @abc.abstractmethod

@@ -7,7 +7,6 @@ from ._deadband import Deadband as Deadband
 from ._equal import Equal as Equal
 from ._every import Every as Every
 from ._fixed import Fixed as Fixed
-from ._replay import Replay as Replay
 from ._round_to import RoundTo as RoundTo
 from .papers._dbs import Dbs as Dbs
 from .papers._dynamic_batching import DynamicBatching as DynamicBatching
@@ -27,7 +26,6 @@ __all__ = [
     "LbBsp2018",
     "LbBsp2020",
     "Lbb",
-    "Replay",
     "RoundTo",
     "by_name",
 ]

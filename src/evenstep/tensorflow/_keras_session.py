@@ -15,7 +15,7 @@ from tensorflow.python.eager import context  # not public: see `_abort_collectiv
 
 from .._exchange._exchange import Exchange
 from .._exchange._world_check import Facts, difference
-from .._planner import Learnt, Plan, planner_of
+from .._planner import Learnt, Plan, Planner
 from .._run._machine_reader import machine_reader_of
 from .._run._open_channel import open_channel
 from .._run._run_record import RunRecord, RunSettings, lead
@@ -195,7 +195,7 @@ class KerasSession:
     def _connect(self, settings: KerasRunSettings) -> None:
         workers, runtime, steps = self._workers, settings.runtime, self.steps
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
-        planner = planner_of(settings.policy, settings.job, first_step=settings.first_step)
+        planner = Planner(settings.policy, settings.job)
         atexit.register(self._say_goodbye)
         ranks = ServiceRanks(workers, wait_s=runtime.meeting_s, deadline_s=runtime.deadline_s)
         remedies = dict.fromkeys(settings.alike[""], _REMEDY)

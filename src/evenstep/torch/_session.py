@@ -10,7 +10,7 @@ import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
-from .._planner import AbstractPlanner, CostPlanner, Job, Plan, planner_of
+from .._planner import AbstractPlanner, CostPlanner, Job, Plan, Planner
 from .._run._estimates import Estimates
 from .._run._garbage_clock import GarbageClock
 from .._run._machine_reader import machine_reader_of
@@ -296,7 +296,7 @@ class Session:
             has_peers=has_peers,
             has_streams=any(isinstance(loader, StreamLoader) for loader in parts.loaders),
         )
-        return planner_of(parts.policy, job, first_step=parts.count.value, claims=claims)
+        return Planner(parts.policy, job, claims=claims)
 
     def _measures(self, device: torch.device) -> list[Measure]:
         """Return what is read beside each step's time; nothing on a CPU, for most policies."""
