@@ -105,8 +105,6 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=60)
     parser.add_argument("--every", type=int, default=7, help="steps between two checkpoints")
     parser.add_argument("--pause-s", type=float, default=0.0, help="what a step takes beside")
-    parser.add_argument("--burden-s", type=float, default=0.0, help="this worker's fixed cost")
-    parser.add_argument("--drop", action="store_true", help="whoever costs more than it brings")
     options = parser.parse_args()
     torch.set_num_threads(1)
     gc.freeze()  # what was imported is no garbage: looking through it at the end takes 0.5 s
@@ -127,7 +125,7 @@ def train(options: argparse.Namespace) -> None:
     )
     with (
         Balancer(GLOBAL_BATCH_SIZE, runtime=Runtime(line_every=None)) as balancer,
-        Drain(balancer, drop_unhelpful=options.drop, min_world_size=2) as drain,
+        Drain(balancer) as drain,
     ):
         wrapped, loader = balancer.prepare(DistributedDataParallel(model), stock)
         checkpoint = Checkpoint(
@@ -142,7 +140,6 @@ def train(options: argparse.Namespace) -> None:
         diary.started(step)
         while step < options.steps and not drain.requested:
             for x, y, index in loader:
-                time.sleep(options.burden_s)
                 nn.functional.mse_loss(wrapped(x), y).backward()
                 optimizer.step()
                 optimizer.zero_grad()

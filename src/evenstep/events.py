@@ -339,36 +339,6 @@ class WorkerUnhelpful:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerDropped:
-    """A worker that costs more than it brings leaves; the others restart without it.
-
-    Attributes:
-        step: optimizer step after which it was decided, from 0.
-        rank: the worker that leaves.
-        host: where it runs.
-    """
-
-    step: int
-    rank: int
-    host: str
-
-
-@dataclass(frozen=True, slots=True)
-class WorkerKept:
-    """A worker that was to be dropped stays, because the others could not continue without it.
-
-    Attributes:
-        step: optimizer step after which it was decided, from 0.
-        rank: the worker that stays.
-        obstacle: what is in the way, as text.
-    """
-
-    step: int
-    rank: int
-    obstacle: str
-
-
-@dataclass(frozen=True, slots=True)
 class LinksMeasured:
     """The links were measured, or found to have changed.
 
@@ -470,8 +440,6 @@ Event = (
     | SharesPlanned
     | ExchangeMeasured
     | WorkerUnhelpful
-    | WorkerDropped
-    | WorkerKept
     | WorkerLost
     | RunEnded
 )

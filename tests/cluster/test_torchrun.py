@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from benchmarks._elastic import Agent, Progress, compare, ended, kill_in_turn
-from benchmarks._fleet import Fleet, change_worlds
+from benchmarks._fleet import change_worlds
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -82,31 +82,3 @@ def test_a_notice_to_stop_ends_in_a_checkpoint(tmp_path, calm):
     progress.read()
     assert [start["started"] for start in progress.starts()] == stopped
     assert compare(tmp_path, calm)["difference"] <= 1e-9
-
-
-def test_a_worker_that_costs_more_than_it_brings_is_dropped(tmp_path):
-    """Its torchrun leaves, the two others begin anew without it, and end with the same parameters.
-
-    Checkpoints come every 7 steps, and at the stop.
-    """
-    steps = 120
-    calm = Agent(tmp_path / "calm", steps=steps, launch=one_agent(1, 0))
-    fleet = Fleet(tmp_path / "fleet", steps=steps, sizes=(2, 3), pause_s=0.0)
-    burden = ("--burden-s", "0.03")
-    agents = [fleet.start("--drop", *options) for options in ((), burden, ())]
-    with ended(calm, *agents):
-        codes = [agent.wait(120) for agent in agents]
-        assert calm.wait(60) == 0, calm.tail()
-    said = "\n".join(f"--- agent {i}, code {codes[i]}:\n{a.tail()}" for i, a in enumerate(agents))
-    assert codes[0] == codes[2] == 0, said
-    assert codes[1] != 0, said
-    fleet.progress.read()
-    starts = fleet.progress.starts()
-    found = compare(tmp_path / "fleet", tmp_path / "calm")
-
-    assert [len(start["pids"]) for start in starts] == [3, 2]
-    assert agents[1].process.pid not in {parent for _, parent in starts[1]["pids"]}
-    assert 100 < starts[1]["started"] < steps
-    assert found["difference"] <= 1e-9
-    assert found["same_samples"]
-    assert found["each_once"]

@@ -21,7 +21,7 @@ EXAMPLES = [
     m.PlanAsked(3),
     m.PlanTold(Plan(1, 2, (3, 4), tail=(0, 1), reason="why")),
     m.Answer(3, 5),
-    m.Answer(3, 5, 3, stops=True, leaving=1),
+    m.Answer(3, 5, 3, stops=True),
     m.HoldNothing(),
     m.StopAsked(),
     m.DoneAsked(3),
@@ -77,7 +77,7 @@ def test_all_messages_arrive_as_they_were_sent():
         ([["DoneTold", 3.5]], "`DoneTold.step`: must be int, got 3.5"),
         ([["DoneTold", True]], "`DoneTold.step`: must be int, got True"),
         ([["UnitsTold", 3, None]], "`UnitsTold.units`: must be float, got None"),
-        ([["Answer", 1, 2, 1, False, "1"]], "`Answer.leaving`: must be int | None, got '1'"),
+        ([["Answer", 1, 2, 1, "1"]], "`Answer.stops`: must be bool, got '1'"),
         ([["StepReports", 3, [[3, 8]]]], "`StepReports.reports`: `Report` must have step, batch"),
         ([["StepReports", 3, [3]]], "`StepReports.reports`: "),
         (
@@ -107,4 +107,4 @@ def test_the_version_stands_for_what_travels():
     kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim, StepClues, HostClues)
     travels = {kind.__name__: list(kind.__annotations__.items()) for kind in kinds}
 
-    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (14, 486752446)
+    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (15, 1446991925)

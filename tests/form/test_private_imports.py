@@ -7,7 +7,7 @@ ROOT = Path(__file__).parents[1]
 
 # Files that import private names, of their own room or of another. Lower them; never raise them.
 MOST_FILES = 166
-MOST_OF_ANOTHER_ROOM = 15
+MOST_OF_ANOTHER_ROOM = 14
 
 
 def private_names(file):

@@ -86,14 +86,12 @@ class Answer:
             then. Not after ``index`` where a rank has asked ahead: that is all that is answered.
         done: the newest step that all ranks have reported; -1 if there is none.
         stops: whether all ranks stop as of this answer.
-        leaving: the rank that leaves the run with that stop, if one does.
     """
 
     index: int
     due: int
     done: int = -1
     stops: bool = False
-    leaving: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How all ranks come to stop after the same step, and who of them leaves for good."""
+"""How all ranks come to stop after the same step."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ class Stop:
         told: whether this very process was told to end.
         asked: whether a rank known here wants to stop.
         after: the answer from which on all ranks know; None as long as there is none.
-        leaving: the rank that is to leave the run, as all ranks know by then.
     """
 
     kinds = (StopAsked,)
@@ -23,8 +22,6 @@ class Stop:
         self.told = False
         self.asked = False
         self.after: int | None = None
-        self.leaving: int | None = None
-        self._to_leave: int | None = None
 
     def ask(self) -> None:
         """Have all ranks stop. May be called from a signal handler."""
@@ -34,21 +31,13 @@ class Stop:
         """On rank 0: take in that a rank wants to stop."""
         self.asked = True
 
-    def send_away(self, rank: int) -> bool:
-        """On rank 0: have all ranks stop, and ``rank`` leave; return False if they stop already."""
-        if self._to_leave is not None or self.asked:
-            return False
-        self._to_leave = rank  # before it is asked for, which another thread reads
-        self.asked = True
-        return True
-
     def answer(self, index: int, due: int, done: int) -> Answer:
         """On rank 0: return the answer to some steps, which has all ranks know."""
         if self.asked and self.after is None:
-            self.after, self.leaving = index, self._to_leave
-        return Answer(index, due, done, self.after is not None, self.leaving)
+            self.after = index
+        return Answer(index, due, done, self.after is not None)
 
     def hear(self, answer: Answer) -> None:
         """Elsewhere: take in an answer."""
         if answer.stops and self.after is None:
-            self.after, self.leaving = answer.index, answer.leaving
+            self.after = answer.index

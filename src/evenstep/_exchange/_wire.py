@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final
 from .. import __version__
 from ._world_check import refusal
 
-PROTOCOL = 14
+PROTOCOL = 15
 """Version of what ranks say to each other; it grows whenever that changes."""
 
 VERSION = f"{__version__} (protocol {PROTOCOL})"

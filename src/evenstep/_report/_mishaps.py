@@ -15,8 +15,6 @@ from ..events import (
     PolicySlow,
     RunStarted,
     SizesHeld,
-    WorkerDropped,
-    WorkerKept,
     WorkerLost,
     WorkerUnhelpful,
 )
@@ -30,8 +28,6 @@ _TEXTS: dict[type[Event], str] = {
     WorkerLost: "Worker on {0.host} lost: {0.problem}",
     WorkerUnhelpful: "Costs more than it brings: a step takes {0.with_s:.3g} s with it, "
     "{0.without_s:.3g} s without.",
-    WorkerDropped: "Worker on {0.host} left the run; the others restarted without it.",
-    WorkerKept: "Could not be dropped: {0.obstacle}",
     BalancingStopped: "Balancing stopped, and sizes were equal from then on: {0.problem}",
     SizesHeld: "Batch sizes stayed as they were: {0.problem}",
     MeasurementRejected: "Invalid measurement, and the plan stayed: {0.problem}",

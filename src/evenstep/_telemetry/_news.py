@@ -16,8 +16,6 @@ from ..events import (
     SharesPlanned,
     SizesHeld,
     WaitingDiagnosed,
-    WorkerDropped,
-    WorkerKept,
     WorkerUnhelpful,
 )
 
@@ -26,9 +24,6 @@ _NEWS: dict[type[Event], str] = {
     WorkerUnhelpful: "step {0.step}: rank {0.rank} costs more than it brings: steps of "
     "{0.with_s:.3g} s with all, {0.without_s:.3g} s with those that help. Start without it next "
     "time",
-    WorkerDropped: "step {0.step}: rank {0.rank} on {0.host} leaves the run. The others restart "
-    "without it, from the checkpoint of this stop",
-    WorkerKept: "step {0.step}: rank {0.rank} cannot be dropped: {0.obstacle}",
     BalancingStopped: "step {0.step}: balancing is off for the rest of the run, with equal batch "
     "sizes: {0.problem} on rank {0.rank}",
 }

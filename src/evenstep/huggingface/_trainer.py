@@ -13,7 +13,7 @@ from torch import nn
 from ..exceptions import EvenstepWarning, invalid
 from ..torch import Balancer
 from ..torch._data._step import Step
-from ..torch._exchange._agent import is_off
+from ..torch._exchange._environment import is_off
 from ._checks import check_accelerator, check_batches, check_model
 from ._gathered_rows import gathers_rows
 from ._gathering_loss import meet_before_forwards, meets, num_missing, without_gradient

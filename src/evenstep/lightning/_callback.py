@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any, Literal, final
 
 from ..torch import Balancer
-from ..torch._exchange._agent import is_off
+from ..torch._exchange._environment import is_off
 from ._balanced_fit import BalancedFit
 from ._fit_loader import drop_positions
 from ._library import callback_base

@@ -23,7 +23,6 @@ from ._claiming import claims_of
 from ._data._prepare import num_steps_of
 from ._data.loaders._stream import StreamLoader
 from ._exchange._crew import Crew
-from ._exchange._dropping import Dropping
 from ._exchange._peers import PeerGroup
 from ._exchange._sockets import break_off, ports_of_store
 from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
@@ -52,14 +51,12 @@ class Session:
 
     Attributes:
         steps: of the run; no batch is handed out before it is open.
-        least_workers: how many have to be left if an unhelpful one is dropped; None to drop none.
         exchange: with the other ranks, from ``connect`` on; None before.
     """
 
     def __init__(self, parts: Parts) -> None:
         self._parts = parts
         self.steps = parts.steps
-        self.least_workers: int | None = None
         self.exchange: Exchange | None = None
         self._facts: list[WorkerFacts] = []  # of every rank, servers last
         self._lag = 0  # steps by which a plan trails its measurement
@@ -146,13 +143,6 @@ class Session:
             return False
         self.exchange.stop.ask()
         return True
-
-    @property
-    def is_leaving(self) -> bool | None:
-        """Whether this rank leaves the run with that stop; None if no rank does."""
-        if self.exchange is None or not self.steps.stopping or self.exchange.stop.leaving is None:
-            return None
-        return self.exchange.stop.leaving == self._crew.side.rank
 
     @property
     def estimates(self) -> Estimates:
@@ -245,7 +235,7 @@ class Session:
         planner = self._planner(job, has_peers=peers is not None)
         speaks = crew.side.rank == 0 and not (peers is not None and peers.follows)
         self._record = RunRecord(parts.runtime, speaks=speaks)
-        self._emit = self._acting_on_news(crew, self._record.emit, has_peers=peers is not None)
+        self._emit = self._record.emit
         self._listen(peers)
         wrapping.open(parts.policy)
         clues = None
@@ -315,19 +305,6 @@ class Session:
             (peers if peers is not None and follows else self.exchange).subscribe(listener)
         if peers is not None and not follows:
             self.exchange.subscribe(peers.hear)
-
-    def _acting_on_news(self, crew: Crew, emit: Hook, *, has_peers: bool) -> Hook:
-        """Return what acts on the news of an unhelpful worker before the sinks have it."""
-        exchange = self.exchange
-        assert exchange is not None
-        return Dropping(
-            emit,
-            self._facts[: crew.num_workers],
-            stop=lambda: exchange.stop,
-            least=lambda: self.least_workers,
-            has_peers=has_peers,
-            has_servers=crew.num_servers > 0,
-        )
 
     def _lead(self, planner: AbstractPlanner, job: Job) -> None:
         """On rank 0: say that the run begins, and plan its first step."""

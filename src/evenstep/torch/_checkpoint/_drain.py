@@ -6,14 +6,10 @@ import signal
 import threading
 from collections.abc import Iterable
 from types import FrameType, TracebackType
-from typing import Any, Final, NoReturn, Self
+from typing import Any, Self
 
 from ...exceptions import invalid
 from .._balancer import Balancer
-from .._exchange._agent import end_agent
-
-BEGIN_ANEW: Final = 75
-"""Exit code of a worker that is to be started anew: EX_TEMPFAIL of sysexits.h."""
 
 
 class Drain:
@@ -38,26 +34,13 @@ class Drain:
     when another worker is lost, because torchrun ends the survivors in this way before a restart.
     A second signal has its usual effect.
 
-    ``Drain`` can also drop a worker that costs more than it brings (``WorkerUnhelpful``). All ranks
-    save and leave the loop as after a notice, and the processes end at the end of the ``with``
-    block, after the balancer is closed. The worker ends together with its torchrun, so its node
-    leaves the run. The others end with exit code 75, so that their torchruns restart them without
-    it. This needs one torchrun per worker, restarts left, and a ``--nnodes`` that allows one node
-    less. Otherwise the worker is kept, and ``WorkerKept`` says why. It is also kept if another
-    program runs between torchrun and the script, and on systems other than Linux, where torchrun
-    cannot be recognized. Do not use it for a node that hosts the rendezvous store, without which
-    the others cannot meet.
-
     Args:
         balancer: the balancer whose ranks agree.
         signals: the signals that are notices. torchrun passes SIGTERM on, and schedulers and
             clouds send it.
-        drop_unhelpful: whether a worker that costs more than it brings is dropped.
-        min_world_size: the fewest workers that may remain, at least 1: the minimum of ``--nnodes``.
 
     Raises:
-        ValueError: ``signals`` is empty or holds what cannot be caught, or ``min_world_size`` is
-            out of range.
+        ValueError: ``signals`` is empty or holds what cannot be caught.
     """
 
     def __init__(
@@ -65,8 +48,6 @@ class Drain:
         balancer: Balancer,
         *,
         signals: Iterable[signal.Signals] = (signal.SIGTERM,),
-        drop_unhelpful: bool = False,
-        min_world_size: int = 1,
     ) -> None:
         self._signals = tuple(signals)
         if not self._signals or {signal.SIGKILL, signal.SIGSTOP} & set(self._signals):
@@ -76,15 +57,7 @@ class Drain:
                 self._signals,
                 "Leave it out for SIGTERM.",
             )
-        if min_world_size < 1:
-            raise invalid(
-                "Drain(min_world_size=...)",
-                "be at least 1",
-                min_world_size,
-                "Give the least number of nodes that torchrun's `--nnodes` allows.",
-            )
         self._balancer, self._session = balancer, balancer._session
-        self._session.least_workers = min_world_size if drop_unhelpful else None
         self._former: dict[int, Any] = {}
 
     @property
@@ -114,20 +87,6 @@ class Drain:
         trace: TracebackType | None,
     ) -> None:
         self._give_back()
-        is_leaving = self._session.is_leaving
-        if error is None and is_leaving is not None:
-            self._begin_anew(is_leaving=is_leaving)
-
-    def _begin_anew(self, *, is_leaving: bool) -> NoReturn:
-        """End this process, for the others to be started without the worker that leaves."""
-        if is_leaving:
-            # Its torchrun sends the signal when it is ended below, and before that, if the others
-            # meet while this process still closes: it ends by itself, in good order.
-            signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        self._balancer.close()
-        if is_leaving:
-            end_agent()
-        raise SystemExit(0 if is_leaving else BEGIN_ANEW)
 
     def _hear(self, number: int, frame: FrameType | None) -> None:
         del frame

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, final
 import torch.distributed as dist
 
 from ..._private_torch import process_groups
-from ._agent import OFF, role_in, switch_in
 from ._bracket import CollectiveWatch
+from ._environment import OFF, role_in, switch_in
 from ._roles import Said, agreed_servers
 from ._startup import WorkerFacts, open_side
 

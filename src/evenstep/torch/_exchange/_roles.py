@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from ...exceptions import invalid
-from ._agent import OFF, ROLE, SWITCH
+from ._environment import OFF, ROLE, SWITCH
 
 _ROLES: Final = ("worker", "server")
 _LEAST_WORKERS = 2

@@ -18,7 +18,6 @@ from ..._exchange._process import network_name
 from ..._exchange._wire import VERSION, ProtocolError, check_versions
 from ..._private_torch import process_groups
 from ..._run._open_channel import AllRanks
-from ._agent import Agent, is_torchrun
 from ._bracket import Bracket, CollectiveWatch
 from ._peers import PeerGroup, peers_of
 from ._sockets import own_addresses
@@ -36,8 +35,6 @@ class WorkerFacts:
         lag: steps by which its measurements trail, 0 or 1.
         identity: host and device, as they go by through restarts: ranks are renumbered, and every
             process may call its own card ``"cuda:0"``.
-        beside: workers of the torchrun whose child it is, itself included; 0 without one.
-        num_restarts: how often that torchrun will still start its workers anew.
         addresses: at which it is connected to other ranks.
         network: equal for those that reach each other by the loopback.
     """
@@ -46,8 +43,6 @@ class WorkerFacts:
     device: str
     lag: int
     identity: str
-    beside: int
-    num_restarts: int
     addresses: tuple[str, ...] = ()
     network: str = ""
 
@@ -55,17 +50,13 @@ class WorkerFacts:
     def here(cls, device: torch.device, *, lag: int) -> WorkerFacts:
         """Return the facts of this process."""
         host = socket.gethostname()
-        agent = Agent.of(os.environ, has_torchrun=is_torchrun(os.getppid()))
         identity = f"{host} {_identity(device)}"
-        beside, restarts = agent.num_workers, agent.num_restarts
         addresses = tuple(own_addresses())
         return cls(
             host,
             describe_device(device),
             lag,
             identity,
-            beside,
-            restarts,
             addresses=addresses,
             network=network_name(),
         )
