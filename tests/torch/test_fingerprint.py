@@ -9,8 +9,14 @@ import pytest
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from evenstep.torch._data.compare._content import Sample, fetch_samples, positions_in, unlike
-from evenstep.torch._data.compare._fingerprint import Fingerprint, same_values
+from evenstep.torch._data.compare._content import (
+    Fingerprint,
+    Sample,
+    fetch_samples,
+    positions_in,
+    same_values,
+    unlike,
+)
 
 LONG = torch.randn(3_000_000, generator=torch.Generator().manual_seed(0))
 

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from evenstep._planner import UNKNOWN, Plan, SampleCosts
 from evenstep.torch import Cost
+from evenstep.torch._data.deal._by_cost import SeenLengths, merged
 from evenstep.torch._data.deal._plans import PlanBook, StepSpan
-from evenstep.torch._data.deal._seen_lengths import SeenLengths, merged
 
 from .stream_fakes import Meeting
 

@@ -6,7 +6,7 @@ from hypothesis import example, given
 
 from evenstep._planner import Bounds, Job, Planner
 from evenstep.policies import Fixed
-from evenstep.torch._data.deal._stream_terms import SameStream, StreamStock
+from evenstep.torch._data.deal._stream_deal import SameStream, StreamStock
 
 SIZES = st.lists(st.integers(0, 40), min_size=1, max_size=7).filter(lambda sizes: sum(sizes) > 1)
 

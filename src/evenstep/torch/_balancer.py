@@ -23,7 +23,7 @@ from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile
 from . import _arguments as arguments
 from ._data.compare._padding import read_cost
-from ._data.deal._stream_terms import StreamKind
+from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._eval import EvalLoader, Lockstep
 from ._data.loaders._server import ServerEval
 from ._exchange._crew import Crew

@@ -16,7 +16,7 @@ from .._types import IntArray
 from ..claims._step_claims import Claim
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
 from ._data._protocols import LoaderSteps, MicroBatch, StepStart
-from ._data.deal._stream_terms import StreamKind
+from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._base import StepContext
 from ._fabric import as_wrapped, still_wrapped, wrapped_loader, wrapped_model
 from ._model._models import with_ddp

@@ -20,7 +20,7 @@ from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
 from ._data._protocols import Collectives, LoaderSession
 from ._data._step import StepCount
 from ._data.compare._padding import read_cost
-from ._data.deal._stream_terms import StreamKind
+from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._base import AbstractStepLoader, StepContext
 from ._data.loaders._server import ServerLoader
 from ._data.loaders._stream import StreamLoader

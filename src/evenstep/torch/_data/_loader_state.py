@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...exceptions import invalid
-from .deal._stream_terms import StreamKind
+from .deal._stream_deal import StreamKind
 
 Check = Callable[[Any], bool]
 

@@ -9,7 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ...exceptions import invalid
 from ._protocols import ANEW
-from .deal._stream_terms import StreamKind
+from .deal._stream_deal import StreamKind
 from .loaders._balanced import BalancedLoader
 from .loaders._base import AbstractStepLoader, StepContext
 from .loaders._stream import StreamLoader

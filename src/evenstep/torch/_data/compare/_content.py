@@ -1,23 +1,247 @@
-"""A few samples of a data set, as this rank sees them: the same positions on all ranks."""
+"""What a sample looks like, and a few of a data set, compared at the same places by all ranks."""
 
 from __future__ import annotations
 
+import array
+import hashlib
+import math
+import traceback
 import warnings
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import zlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass
 from time import perf_counter
 from typing import Any, final
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...._exchange._world_check import listed, refusal
+from ...._planner import in_words
 from ....exceptions import EvenstepWarning, invalid
 from .._protocols import Collectives
-from ..fetch._random_states import same_chance, seed_all
-from ..fetch._torch_loader import fetch, inner_loader
-from ._fingerprint import Fingerprint, same_values
+from ..fetch._torch_loader import fetch, inner_loader, same_chance, seed_all
 from ._stated import SEEDED, length_of
+
+_CHUNK = 1 << 20  # numbers that are looked at in one go
+_MOST_PARTS = 10_000  # of one sample; what follows is left out
+_MOST_SHOWN = 90  # characters of a sample in an error
+# By how much hardware and libraries differ in a float32, which a wider type may carry on.
+_ROUNDING = 1e-5
+_SLACK = 4.0  # units of rounding of narrower types
+
+Sketch = tuple[float, float, float, float]
+"""Of floating-point numbers: sum of sizes, weighted sum, Euclidean norm, relative rounding."""
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """One sample as it was fetched once.
+
+    Attributes:
+        types: types, dtypes and numbers of dimensions of all in it.
+        shapes: shapes and lengths.
+        exact: checksum of what is compared bit by bit: integers, text, images.
+        sketches: of floating-point numbers, whose last bits depend on the hardware.
+        shown: a short text for people.
+        trace: of the error, in a sample that could not be fetched; else empty.
+    """
+
+    types: str
+    shapes: str
+    exact: str
+    sketches: tuple[Sketch, ...]
+    shown: str
+    trace: str = field(default="", compare=False)
+
+    @classmethod
+    def of(cls, sample: Any) -> Fingerprint:
+        """Return the fingerprint of ``sample``."""
+        walk = _Walk()
+        types, shapes = walk.go(sample)
+        shown = ", ".join(walk.shown)
+        shown = shown if len(shown) <= _MOST_SHOWN else f"{shown[: _MOST_SHOWN - 4]} ..."
+        return cls(types, shapes, walk.checksum.hexdigest(), tuple(walk.sketches), f"({shown})")
+
+    @classmethod
+    def of_error(cls, error: Exception) -> Fingerprint:
+        """Return that of a sample which could not be fetched."""
+        trace = "".join(traceback.format_exception(error))
+        return cls(f"{type(error).__name__} raised", "", "", (), in_words(error), trace)
+
+    def text(self, level: str) -> str:
+        """Return what an error says of it where ranks differ in ``level``."""
+        return self.shown if level == "values" else str(getattr(self, level))
+
+    @property
+    def checksum(self) -> str:
+        """A short text of all values."""
+        return f"{self.exact}:{zlib.crc32(repr(self.sketches).encode()):08x}"
+
+
+def same_values(one: Fingerprint, other: Fingerprint) -> bool:
+    """Tell whether two samples are equal, up to rounding."""
+    if one.exact != other.exact or len(one.sketches) != len(other.sketches):
+        return False
+    pairs = zip(one.sketches, other.sketches, strict=True)
+    return all(_close(mine, theirs) for mine, theirs in pairs)
+
+
+def _close(mine: Sketch, theirs: Sketch) -> bool:
+    size, _, norm, rounding = map(max, mine, theirs)
+    # Rounding is of any sign, so a weighted sum is off by far less than by the sum of sizes.
+    return (
+        abs(mine[0] - theirs[0]) <= rounding * size and abs(mine[1] - theirs[1]) <= rounding * norm
+    )
+
+
+class _Walk:
+    """Goes through a sample once; ``go`` returns the text of types and that of shapes."""
+
+    def __init__(self) -> None:
+        self.checksum = hashlib.blake2b(digest_size=8)
+        self.sketches: list[Sketch] = []
+        self.shown: list[str] = []
+        self._num_parts = 0
+
+    def go(self, value: Any) -> tuple[str, str]:
+        self._num_parts += 1
+        if self._num_parts > _MOST_PARTS:
+            return "...", ""
+        if value is None or isinstance(value, bool | int | str | bytes):
+            return self._exactly(value)
+        if isinstance(value, float | complex):
+            self._floats(_chunks_of_array(np.asarray([value])), 0.0)
+            self._show(f"{value:.4g}")
+            return type(value).__name__, ""
+        if isinstance(value, torch.Tensor):
+            return self._tensor(value)
+        if isinstance(value, np.ndarray | np.generic):
+            return self._array(np.asarray(value))
+        return self._container(value)
+
+    def _container(self, value: Any) -> tuple[str, str]:
+        name = type(value).__name__
+        if isinstance(value, Mapping):
+            items = sorted(value.items(), key=lambda item: repr(item[0]))
+            return self._fixed(name, [(repr(key), part) for key, part in items])
+        if is_dataclass(value):
+            parts = [(field.name, getattr(value, field.name, None)) for field in fields(value)]
+            return self._fixed(name, parts)
+        if isinstance(value, tuple):
+            return self._fixed(name, [("", part) for part in value])
+        if isinstance(value, set | frozenset):
+            return self._exactly(sorted(map(repr, value)), name)
+        if isinstance(value, bytearray | memoryview | array.array):
+            return self._exactly(bytes(value), name)
+        if isinstance(value, Sequence):
+            return self._list(name, value)
+        if hasattr(value, "tobytes") and hasattr(value, "size"):  # a picture of Pillow's
+            self._show(f"{name} {value.size}")
+            self.checksum.update(value.tobytes())
+            return f"{name} {getattr(value, 'mode', '')}", f"{value.size}"
+        self._show(name)
+        return name, ""
+
+    def _fixed(self, name: str, parts: list[tuple[str, Any]]) -> tuple[str, str]:
+        """Go through what has its parts in places that mean something."""
+        texts = [(key, *self.go(part)) for key, part in parts]
+        types = ", ".join(f"{key} {text}".strip() for key, text, _ in texts)
+        return f"{name}({types})", ";".join(text for _, _, text in texts)
+
+    def _list(self, name: str, value: Sequence[Any]) -> tuple[str, str]:
+        """Go through what may have any length: its type is that of its parts, without number."""
+        if len(value) > 1 and all(type(part) is float for part in value):
+            types, shapes = self._array(np.asarray(value))
+            return f"{name}[{types}]", shapes
+        if len(value) > 1 and all(type(part) in (int, str, bool) for part in value):
+            kinds = sorted({type(part).__name__ for part in value})
+            self._exactly(list(value), name)
+            return f"{name}[{', '.join(kinds)}]", str(len(value))
+        texts = [self.go(part) for part in value]
+        kinds = sorted({types for types, _ in texts})
+        shapes = ";".join(text for _, text in texts)
+        return f"{name}[{', '.join(kinds)}]", f"{len(value)}:{shapes}"
+
+    def _exactly(self, value: Any, name: str | None = None) -> tuple[str, str]:
+        text = repr(value)
+        self.checksum.update(text.encode(errors="replace") + b"\0")
+        self._show(text[:40])
+        return name or type(value).__name__, ""
+
+    def _array(self, value: np.ndarray[Any, Any]) -> tuple[str, str]:
+        if value.dtype.kind == "O":
+            return self._list("object", value.ravel().tolist())
+        if value.dtype.kind in "fc":
+            self._floats(_chunks_of_array(value.ravel()), float(np.finfo(value.dtype).eps))
+        elif value.size:
+            self.checksum.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
+        self._show(_beginning(str(value.dtype), value.shape, value.ravel()[:3].tolist()))
+        return f"{value.dtype}[{value.ndim}d]", f"{value.shape}"
+
+    def _tensor(self, value: torch.Tensor) -> tuple[str, str]:
+        kind = f"{str(value.dtype).removeprefix('torch.')}[{value.ndim}d]"
+        if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
+            self._show(f"{kind} {value.layout}")
+            return f"{kind} {value.layout}", ""
+        flat = value.detach().cpu().reshape(-1)
+        if flat.dtype.is_floating_point or flat.dtype.is_complex:
+            self._floats(_chunks_of_tensor(flat), torch.finfo(flat.dtype).eps)
+        else:
+            for chunk in torch.split(flat, _CHUNK):
+                self.checksum.update(chunk.contiguous().view(torch.uint8).numpy().data)
+        shape = tuple(value.shape)
+        self._show(_beginning(str(value.dtype)[6:], shape, flat[:3].tolist()))
+        return kind, f"{shape}"
+
+    def _floats(self, chunks: Iterable[torch.Tensor], rounding: float) -> None:
+        """Take note of numbers whose last bits may differ: of their sizes and of their places."""
+        size = placed = squares = 0.0
+        first = 0
+        for chunk in chunks:
+            finite = chunk.isfinite()
+            if not bool(finite.all()):
+                odd = chunk.nan_to_num(2.0, 3.0, 4.0).masked_fill(finite, 0.0)
+                self.checksum.update(odd.to(torch.uint8).numpy().tobytes())
+                chunk = chunk.masked_fill(~finite, 0.0)
+            size += float(chunk.abs().sum())
+            squares += float(chunk.square().sum())
+            placed += float((chunk * _weights(first, len(chunk))).sum())
+            first += len(chunk)
+        if math.isfinite(squares):
+            room = max(_SLACK * rounding, _ROUNDING)
+            self.sketches.append((size, placed, math.sqrt(squares), room))
+
+    def _show(self, text: str) -> None:
+        if len(self.shown) < 8:
+            self.shown.append(text)
+
+
+def _chunks_of_tensor(flat: torch.Tensor) -> Iterator[torch.Tensor]:
+    for chunk in torch.split(flat, _CHUNK):
+        real = torch.view_as_real(chunk.resolve_conj()).reshape(-1) if chunk.is_complex() else chunk
+        yield real.to(torch.float64)
+
+
+def _chunks_of_array(flat: np.ndarray[Any, Any]) -> Iterator[torch.Tensor]:
+    wide = np.complex128 if flat.dtype.kind == "c" else np.float64
+    for first in range(0, len(flat), _CHUNK):
+        yield torch.from_numpy(flat[first : first + _CHUNK].astype(wide).view(np.float64))
+
+
+def _weights(first: int, num: int) -> torch.Tensor:
+    """Return numbers from -1 to 1 without a pattern, so that parts in another order are noticed."""
+    places = torch.arange(first + 1, first + num + 1, dtype=torch.int64, device="cpu")
+    return ((places * 2654435761) & 0xFFFFFFFF).to(torch.float64) / 2**31 - 1.0
+
+
+def _beginning(dtype: str, shape: tuple[int, ...], first: list[Any]) -> str:
+    shown = ", ".join(f"{part:.4g}" if isinstance(part, float) else str(part) for part in first)
+    more = ", ..." if math.prod(shape) > len(first) else ""
+    return f"{dtype}{list(shape) if shape else ''} {shown}{more}"
+
 
 _SEED = 20_011
 _CONFIRMATIONS = 10  # fetches of a sample that differs, to be sure that it is not random

@@ -12,8 +12,7 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...._planner import Cost
 from .._protocols import Collectives
-from ..fetch._random_states import same_chance
-from ..fetch._torch_loader import inner_loader
+from ..fetch._torch_loader import inner_loader, same_chance
 
 _LOGGER = logging.getLogger("evenstep")
 _NUM_SHOWN = 8  # samples, where lengths are not known

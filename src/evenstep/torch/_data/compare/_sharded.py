@@ -30,8 +30,8 @@ from torch.utils.data import (
 from ...._exchange._world_check import refusal
 from ....exceptions import invalid
 from .._protocols import Collectives
-from ..fetch._random_states import same_chance, seed_all
-from ..order._drawn_indices import Draws
+from ..fetch._torch_loader import same_chance, seed_all
+from ..order._drawing import Draws
 from ..order._samplers import has_own_batches
 
 # Without anything that depends on the rank, or taken apart instead of drawn.

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import copy
 import gc
+import random
+import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from itertools import repeat
 from operator import getitem
 from typing import Any
@@ -14,7 +17,34 @@ import torch
 from torch.utils.data import DataLoader, get_worker_info
 
 from ...._private_torch import pinned
-from ._random_states import same_chance, seed_all
+
+
+@contextmanager
+def same_chance() -> Iterator[None]:
+    """Keep the random states of torch, numpy and Python as they are, whatever is drawn inside."""
+    python, own = random.getstate(), torch.get_rng_state()
+    numpy = sys.modules.get("numpy.random")
+    legacy = None if numpy is None else numpy.get_state()
+    on_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        torch.set_rng_state(own)
+        if numpy is not None:
+            numpy.set_state(legacy)
+        if on_cuda is not None:
+            torch.cuda.set_rng_state(on_cuda)
+
+
+def seed_all(seed: int) -> None:
+    """Seed what data sets draw from, alike on all ranks; no device is initialised."""
+    random.seed(seed)
+    torch.default_generator.manual_seed(seed)
+    if (numpy := sys.modules.get("numpy.random")) is not None:
+        with suppress(TypeError, RuntimeError):  # of a bit generator of the script's own
+            numpy.seed(seed % (1 << 32))
+
 
 Wanted = list[int] | list[list[int]]
 """Indices of samples; or pairs of an index and the seed of what that sample draws."""

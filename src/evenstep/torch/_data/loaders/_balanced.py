@@ -28,15 +28,20 @@ from .._step import (
     with_sizes,
     with_units,
 )
-from ..deal._by_cost import CostDeal
+from ..deal._by_cost import CostDeal, SeenLengths
 from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..deal._sample_keys import EpochKeys
-from ..deal._seen_lengths import SeenLengths
 from ..fetch._prefetch import source_of
 from ..fetch._sources import BatchSource, Feed, FetchCounts, IndicesOf, seeded
 from ..fetch._with_lengths import CapCheck, measuring, unpacked
-from ..order._epochs import LoopStart, OrderedEpoch, goes_on
-from ..order._global_order import EpochOrder, GlobalOrder, checked_num_steps
+from ..order._global_order import (
+    EpochOrder,
+    GlobalOrder,
+    LoopStart,
+    OrderedEpoch,
+    checked_num_steps,
+    goes_on,
+)
 from ..order._samplers import tell_epoch
 from ._base import AbstractStepLoader, Loops, StepContext
 from ._claimed import Claimed

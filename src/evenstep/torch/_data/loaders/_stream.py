@@ -20,8 +20,7 @@ from .._loader_state import StreamForm, StreamPosition
 from .._protocols import MicroBatch
 from .._step import KnownPortions, Step, out_of_turn, with_units
 from ..deal._by_cost import Assigned
-from ..deal._stream_deal import StreamDeal
-from ..deal._stream_terms import StreamKind, StreamStock, terms_of
+from ..deal._stream_deal import StreamDeal, StreamKind, StreamStock, terms_of
 from ..fetch._stream_reader import StreamReader
 from ..fetch._torch_loader import pinner_of
 from ..order._samplers import check_iterates, tell_epoch

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
-from typing import Any
+from typing import Any, NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -16,8 +16,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import ANEW, RankGroup, ShareInts
-from ._drawing import Chance, OrderBlocks, blocks_of
-from ._drawn_indices import Draws
+from ._drawing import Chance, Draws, OrderBlocks, blocks_of
 from ._samplers import GlobalBatches, check_order, has_own_batches
 
 _LEAST_BLOCK = 1 << 14
@@ -313,3 +312,55 @@ def _length(sampler: Any, global_batch_size: int) -> int:
     if hasattr(sampler, "__len__"):
         return len(sampler)
     return _ENDLESS // global_batch_size * global_batch_size
+
+
+@dataclass(slots=True)
+class OrderedEpoch:
+    """How far an epoch was handed out.
+
+    Attributes:
+        order: of its samples.
+        number: counted from 1; 0 before the first.
+        steps_taken: of it.
+    """
+
+    order: EpochOrder
+    number: int = 0
+    steps_taken: int = 0
+
+
+class LoopStart(NamedTuple):
+    """Where a loop over an epoch began, or went on after another loop.
+
+    Attributes:
+        step: of the run, the next one then.
+        epoch: that it is over.
+        steps_taken: of that epoch before.
+    """
+
+    step: int
+    epoch: OrderedEpoch
+    steps_taken: int
+
+
+def goes_on(
+    step: int, at: OrderedEpoch, starts: Sequence[LoopStart], *, num_steps: int
+) -> tuple[OrderedEpoch, int]:
+    """Return the epoch that a run goes on with, and how many of its steps are done with.
+
+    A loop that fetches ahead may have begun the next epoch before it used all of the last one.
+
+    Args:
+        step: the first one of the run that was handed out and not used, else the next one.
+        at: the newest epoch.
+        starts: of the newest loops, in their order.
+        num_steps: of an epoch; one of fewer that others follow was broken off, and is over.
+    """
+    taken = at.steps_taken  # before it is looked for: another thread may hand out meanwhile
+    ends = [*(start.step for start in starts[1:]), step + 1]
+    for (first, epoch, before), end in zip(starts, ends, strict=False):
+        place = before + max(step - first, 0)
+        is_meant = epoch is at or (first < step and epoch.steps_taken == num_steps)
+        if is_meant and step < end and place < epoch.steps_taken:
+            return epoch, place
+    return at, taken
