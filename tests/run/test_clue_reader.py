@@ -4,8 +4,7 @@ import pytest
 
 from evenstep._diagnosis import HostClues, StepClues
 from evenstep._run._clue_reader import ClueReader
-from evenstep._run._garbage_clock import GarbageClock
-from evenstep._run._host_reader import HostReader
+from evenstep._run._host_reader import GarbageClock, HostReader
 
 
 class World:

@@ -2,8 +2,7 @@
 
 import pytest
 
-from evenstep._run._garbage_clock import GarbageClock
-from evenstep._run._host_reader import HostReader
+from evenstep._run._host_reader import GarbageClock, HostReader
 
 from .linux_root import LinuxRoot
 

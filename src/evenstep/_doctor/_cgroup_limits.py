@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .._run._cgroups import Cgroups, throttled_s
-from .._run._kernel_files import contents, number_of
+from .._run._cgroups import Cgroups, contents, number_of, throttled_s
 
 
 @dataclass(frozen=True, slots=True)

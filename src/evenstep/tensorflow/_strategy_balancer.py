@@ -13,8 +13,8 @@ import tensorflow as tf
 
 from .._exchange._world_check import described
 from .._planner import Bounds
-from .._run._checked_settings import checked_policy, checked_reduction
 from .._run._estimates import Estimates
+from .._run._runtime import checked_policy, checked_reduction
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._arrays_in_fit import Fit

@@ -16,8 +16,8 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from .._planner import Bounds, Cost
-from .._run._checked_settings import checked_policy, checked_reduction
 from .._run._estimates import Estimates
+from .._run._runtime import checked_policy, checked_reduction
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ..timemodels import ClusterProfile

@@ -12,7 +12,7 @@ from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
 from .._planner import AbstractPlanner, CostPlanner, Job, Plan, Planner
 from .._run._estimates import Estimates
-from .._run._garbage_clock import GarbageClock
+from .._run._host_reader import GarbageClock
 from .._run._machine_reader import machine_reader_of
 from .._run._open_channel import open_channel
 from .._run._run_record import RunRecord, RunSettings, lead

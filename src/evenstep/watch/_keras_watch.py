@@ -14,8 +14,7 @@ from typing import Any, final
 import tensorflow as tf
 
 from .._diagnosis import Phase
-from .._run._garbage_clock import GarbageClock
-from .._run._host_reader import HostReader
+from .._run._host_reader import GarbageClock, HostReader
 from .._valid import check_range
 from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
 from ..tensorflow._weaving import is_woven, weave

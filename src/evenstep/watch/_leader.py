@@ -13,7 +13,7 @@ from typing import TextIO, final
 import numpy as np
 
 from .._diagnosis import Diagnoser, Diagnosis, Phase, accounted, diagnosed
-from .._run._versions_here import versions_here
+from .._run._run_record import versions_here
 from .._telemetry._jsonl import JsonLines
 from ..events import Event, RunEnded, RunStarted, StepMeasured
 from ._mail import RankHello

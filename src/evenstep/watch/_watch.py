@@ -14,8 +14,7 @@ from typing import Any, Concatenate, ParamSpec, final
 import torch
 
 from .._private_torch import dataset_of, indices_of
-from .._run._garbage_clock import GarbageClock
-from .._run._host_reader import HostReader
+from .._run._host_reader import GarbageClock, HostReader
 from ..torch._memory_reader import alloc_retries
 from ..torch._step._clock import clock_of
 from ..torch._step._compile_clock import CompileClock
