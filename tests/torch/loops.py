@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import linecache
 import warnings
 from collections.abc import Iterator
 from time import perf_counter, sleep
@@ -210,6 +211,19 @@ def warnings_of_loops(rank: int) -> dict[str, list[str]]:
         words = "outside of the model" if loop.__name__.startswith("part_") else "second backward"
         said[loop.__name__] = [text for text in texts if words in text]
     return said
+
+
+def lines_warned_of(rank: int) -> list[str]:
+    """Return the lines at which a second backward and the call of a part are warned of."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for loop in (retained, part_alone):
+            balancer, ddp, loader = opened()
+            with balancer:
+                for x, _ in loader:
+                    loop(ddp, x)
+    own = [one for one in caught if one.category is EvenstepWarning]
+    return [linecache.getline(one.filename, one.lineno).strip() for one in own]
 
 
 def head_beside(ddp: nn.Module, other: nn.Module, x: torch.Tensor) -> None:

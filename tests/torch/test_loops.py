@@ -17,6 +17,7 @@ from .late_loops import warnings_of_late
 from .loops import (
     LOOPS,
     errors_of,
+    lines_warned_of,
     warnings_of_loops,
     warnings_of_others,
 )
@@ -58,6 +59,16 @@ def test_what_is_not_reduced_or_not_weighted_is_warned_of_once():
         "part_unused": 0,
         "part_again": 0,
     }
+
+
+def test_a_warning_points_to_the_line_of_the_script():
+    """Not to one of evenstep or torch, whose hooks have noticed it."""
+    said = run_workers(2, lines_warned_of)[0]
+
+    assert said == [
+        "out.abs().mean().backward()",
+        "(ddp(x).square().mean() + ddp.module[0](x).abs().mean()).backward()",
+    ]
 
 
 def test_a_model_that_was_not_prepared_and_is_trained_is_warned_of_once():

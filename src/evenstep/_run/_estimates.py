@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import json
 import reprlib
-import warnings
 from collections.abc import Sequence
 from typing import Any
 
 from .._planner import AbstractPlanner, Learnt, check_learnt, places
+from .._warning import warn
 from ..events import EstimatesRestored
-from ..exceptions import EvenstepWarning, invalid
+from ..exceptions import invalid
 from ._plain_state import decode, encode
 
 _FORMAT = "evenstep-balancer-2"
@@ -48,11 +48,9 @@ class Estimates:
         try:
             written = encode(learnt)
         except ValueError as error:
-            warnings.warn(
+            warn(
                 f"The state of the policy {learnt['policy']} is not saved: {error} After a "
-                f"restart it starts from the workers' speeds.",
-                EvenstepWarning,
-                stacklevel=3,
+                f"restart it starts from the workers' speeds."
             )
             written = encode({**learnt, "policy": "", "policy_state": None})
         return {"format": _FORMAT, "workers": list(self.workers), "learnt": written}
@@ -98,10 +96,8 @@ class Estimates:
             return None
         event = planner.restore(self.learnt, places(self.workers, workers))
         if event.problem and event.policy == "anew":
-            warnings.warn(
+            warn(
                 f"The policy starts anew, since it failed on what was known of the workers "
-                f"({event.problem}). It measures their speeds again within some steps.",
-                EvenstepWarning,
-                stacklevel=2,
+                f"({event.problem}). It measures their speeds again within some steps."
             )
         return event

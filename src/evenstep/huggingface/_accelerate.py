@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from contextlib import closing
 from typing import Any, Literal
@@ -10,7 +9,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from ..exceptions import EvenstepWarning, invalid
+from .._warning import warn
+from ..exceptions import invalid
 from ..torch import BalancedLoader, Balancer
 from ._checks import check_accelerator, check_model
 from ._gathered_rows import gathers_rows
@@ -232,13 +232,11 @@ class AcceleratedLoader:
         unused = context.session.steps.next_unused
         if unused is not None and unused < context.count.value:
             self._checks_counts = False
-            warnings.warn(
+            warn(
                 "A count was gathered from all ranks before the forward of its batch. If you "
                 "divide a sum by it, as Accelerate's recipe for accumulation does, the loss counts "
                 "each target once already, and is weighted a second time: use "
-                '`balance(..., loss_reduction="sum")`.',
-                EvenstepWarning,
-                stacklevel=2,
+                '`balance(..., loss_reduction="sum")`.'
             )
 
     def _is_at_end(self) -> bool:

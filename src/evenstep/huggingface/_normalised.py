@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
 
-from ..exceptions import EvenstepWarning, invalid
+from .._warning import warn
+from ..exceptions import invalid
 from ..torch._model._units import shifting
 from ._gathering_loss import LossCalls
 from ._pieces import pieces_of
@@ -120,13 +120,11 @@ def _look_for_a_rest(trainer: Any, num_items: Any, rest: float) -> None:
     """Warn if a part of the loss, such as a router's, is no sum over the items."""
     if num_items is None or abs(rest) <= _tolerance(trainer):
         return
-    warnings.warn(
+    warn(
         f"{type(trainer).__name__}(model=...): a part of the loss ({abs(rest):.0%} of it) is not "
         f"divided by `num_items_in_batch`. It counts each rank's mean alike, as in plain Trainer, "
         f"so its gradient depends on the sizes. For an exact one, divide all of the loss by "
-        f'`num_items_in_batch`, or keep equal sizes: `balancing={{"policy": "equal"}}`.',
-        EvenstepWarning,
-        stacklevel=3,
+        f'`num_items_in_batch`, or keep equal sizes: `balancing={{"policy": "equal"}}`.'
     )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
 from typing import Any
@@ -10,7 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..exceptions import EvenstepWarning, invalid
+from .._warning import warn
+from ..exceptions import invalid
 from ..torch import Balancer
 from ..torch._data._step import Step
 from ..torch._exchange._environment import is_off
@@ -241,13 +241,11 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         )
         is_accumulated = self.args.gradient_accumulation_steps > 1
         if is_scaled and found not in (None, "items") and is_accumulated:
-            warnings.warn(
+            warn(
                 f"The loss of {type(self.model).__name__} is a mean over a batch's own {found}, "
                 f"but Trainer expects it to be divided by `num_items_in_batch`, and would add up "
                 f"the {self.args.gradient_accumulation_steps} accumulated means. Here the gradient "
-                f"is that of their mean, as with `model.accepts_loss_kwargs = False`.",
-                EvenstepWarning,
-                stacklevel=2,
+                f"is that of their mean, as with `model.accepts_loss_kwargs = False`."
             )
         return found
 

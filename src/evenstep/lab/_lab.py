@@ -6,14 +6,14 @@ import os
 import subprocess
 import threading
 import time
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self, final
 
-from ..exceptions import EvenstepWarning, invalid
+from .._warning import warn
+from ..exceptions import invalid
 from ._agents import run_agents
 from ._built import Built, address_of, environment
 from ._cpu_groups import find_cpu_groups
@@ -73,7 +73,7 @@ class Lab:
         check_machine(machine)
         warning = check_cores(self._hosts, machine.num_cores)
         if warning is not None:
-            warnings.warn(warning, EvenstepWarning, stacklevel=2)
+            warn(warning)
         groups = find_cpu_groups(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
         if groups is not None and not os.access(groups.root, os.W_OK):
             groups = None  # read-only, as in a container with a few capabilities

@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import io
 import operator
-import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
@@ -14,7 +13,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from ...exceptions import CheckpointError, EvenstepWarning, invalid
+from ..._warning import warn
+from ...exceptions import CheckpointError, invalid
 from . import _step_folder as disk
 from ._plain import check_plain, read_plain
 from ._ranks import Ranks
@@ -178,11 +178,7 @@ class Checkpoint:
                 return step
             self._known_broken.add(path)
             if self._ranks.rank == 0:
-                warnings.warn(
-                    f"{problem} The checkpoint before it is taken, if there is one.",
-                    EvenstepWarning,
-                    stacklevel=2,
-                )
+                warn(f"{problem} The checkpoint before it is taken, if there is one.")
         if problem is not None:
             raise CheckpointError(
                 f"`{self._root}` holds no checkpoint that can be loaded. The oldest: {problem}",
@@ -256,11 +252,7 @@ class Checkpoint:
         """
         plain = self._ranks.on_all(lambda: self._read_plain(path, step), path)
         if unused := sorted(_part_names(plain) - self._plain.keys()):
-            warnings.warn(
-                f"`{path}` holds {unused} as well, which was not asked for: not loaded.",
-                EvenstepWarning,
-                stacklevel=3,
-            )
+            warn(f"`{path}` holds {unused} as well, which was not asked for: not loaded.")
         before = self._parts_now()
         try:
             with self._tensors.begun():

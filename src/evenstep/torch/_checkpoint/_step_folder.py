@@ -14,13 +14,13 @@ import json
 import os
 import re
 import shutil
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ...exceptions import CheckpointError, EvenstepWarning
+from ..._warning import warn
+from ...exceptions import CheckpointError
 from ._plain import reason
 
 MANIFEST = "manifest.json"
@@ -132,11 +132,9 @@ def clear_away(path: Path) -> None:
     try:
         remove(path)
     except OSError as error:
-        warnings.warn(
+        warn(
             f"`{path}` is of no use any more and cannot be removed ({error}). Later saves try "
-            f"again; remove it by hand if it stays.",
-            EvenstepWarning,
-            stacklevel=2,
+            f"again; remove it by hand if it stays."
         )
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
@@ -12,7 +11,8 @@ from typing import Any, Protocol
 import torch
 
 from ..._types import IntArray
-from ...exceptions import EvenstepWarning, invalid
+from ..._warning import warn
+from ...exceptions import invalid
 from ._protocols import ForwardListener, MicroBatch
 
 
@@ -43,13 +43,11 @@ class StepCount:
         if self.has_warned or not used:
             return
         self.has_warned = True
-        warnings.warn(
+        warn(
             "A loop over the micro-batches of a step was left before the last one, in whose "
             "backward gradients are averaged: what was accumulated differs from rank to rank, and "
             "a rank that comes to its last one waits for the others. Take all micro-batches of a "
-            "step, or leave out the step as a whole, on all ranks.",
-            EvenstepWarning,
-            stacklevel=4,
+            "step, or leave out the step as a whole, on all ranks."
         )
 
 

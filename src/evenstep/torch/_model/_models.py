@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import deque
 from collections.abc import Iterable
 from contextlib import AbstractContextManager
@@ -13,7 +12,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._private_torch import LocalNorm, original_of
-from ...exceptions import EvenstepWarning, invalid
+from ..._warning import warn
+from ...exceptions import invalid
 from .._data._protocols import ANEW
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
@@ -294,11 +294,9 @@ def warn_batch_norm(module: nn.Module) -> None:
         if device_of(module).type == "cuda"
         else "Use GroupNorm instead: SyncBatchNorm does not run on a CPU"
     )
-    warnings.warn(
+    warn(
         f"{type(module).__name__} has local BatchNorm, which normalizes each rank's samples "
         f"separately: with uneven batches the result differs from the equal split, and no weight "
         f"repairs that. {remedy}. Until then, every rank gets at least 2 samples, and "
-        f"`balancer.average_buffers()` makes one set of running statistics for evaluation.",
-        EvenstepWarning,
-        stacklevel=4,
+        f"`balancer.average_buffers()` makes one set of running statistics for evaluation."
     )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -12,7 +11,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from ..._private_torch import at_end_of_backward, backward_number
-from ...exceptions import EvenstepWarning
+from ..._warning import warn
 from .._step._conductor import StepConductor
 from ._weighting import Backward
 
@@ -88,15 +87,13 @@ class Others:
             return
         self._is_over = True
         at_end_of_backward(self._end)  # not under the engine's feet
-        warnings.warn(
+        warn(
             f"An optimizer trains parameters of shape {tuple(parameter.shape)} that belong to no "
             f"prepared model, in a loop over a prepared loader. Their gradient is not weighted, so "
             f"it depends on how batches are split. Prepare that model too, "
             f"`balancer.prepare(model, other, loader)`, which averages its gradient over ranks as "
             f"well. If it is in a DDP of its own, `prepare(..., weighting='loss')` and "
-            f"`balancer.weight(loss)` do too.",
-            EvenstepWarning,
-            stacklevel=2,
+            f"`balancer.weight(loss)` do too."
         )
 
 

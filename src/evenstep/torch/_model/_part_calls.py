@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from typing import Any
@@ -15,7 +14,7 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.hooks import RemovableHandle
 
 from ..._private_torch import at_end_of_backward, backward_number, hooks_of, version_kept
-from ...exceptions import EvenstepWarning
+from ..._warning import warn
 from .._step._conductor import StepConductor
 from .._step._containers import tensors_in
 from ._compiled import Untraced
@@ -167,13 +166,11 @@ class PartCalls:
             return
         self._is_over = True
         at_end_of_backward(self._take_off)  # not under the engine's feet
-        warnings.warn(
+        warn(
             f"{what}, and a gradient has come through it beside the model's output. That is not "
             f"weighted, so it depends on how batches are split. Have the model's forward return "
             f"what the loss is made of, or use `prepare(..., weighting='loss')` and "
-            f"`balancer.weight(loss)`.",
-            EvenstepWarning,
-            stacklevel=2,
+            f"`balancer.weight(loss)`."
         )
 
 

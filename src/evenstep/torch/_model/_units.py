@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache, partial
 from typing import Any, Literal
@@ -12,7 +11,8 @@ import torch
 from torch import nn
 
 from ..._private_torch import original_of
-from ...exceptions import EvenstepWarning, invalid
+from ..._warning import warn
+from ...exceptions import invalid
 from ._compiled import ddp_of
 
 Unit = Literal["samples", "tokens"] | Callable[[Any], float]
@@ -136,13 +136,11 @@ def warned_of_tokens(module: nn.Module) -> bool:
     loss_type = _loss_type(model)
     if loss_type not in _OVER_TOKENS:
         return False
-    warnings.warn(
+    warn(
         f"The loss that {type(model).__name__} returns is a mean over tokens (its `loss_type` is "
         f"{loss_type}), and forwards are weighted by samples. If you train on that loss, set "
         f'`unit="tokens"`; on a sum that you divide by the tokens of all ranks, set '
-        f'`loss_reduction="sum"`.',
-        EvenstepWarning,
-        stacklevel=4,
+        f'`loss_reduction="sum"`.'
     )
     return True
 

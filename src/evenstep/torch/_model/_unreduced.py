@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Sequence
 
 import torch
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import unserializable_hook
 
-from ...exceptions import EvenstepWarning
+from ..._warning import warn
 from .._step._uses import ForwardUse
 from ._weighting import Backward
 
@@ -82,7 +81,7 @@ class Unreduced:
         if self.is_over or not self._syncs or (self._is_spent and task == self._task):
             return  # to be reduced later, or in parts
         if self._is_spent:
-            warnings.warn(_MESSAGE, EvenstepWarning, stacklevel=2)
+            warn(_MESSAGE)
             self._syncs = False
         self._num_left -= 1
         self.is_over = self._is_spent or not self._num_left

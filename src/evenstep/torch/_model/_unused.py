@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 import weakref
 
 import torch
 import torch.distributed as dist
 
 from ..._private_torch import at_end_of_backward, version_of
-from ...exceptions import EvenstepWarning
+from ..._warning import warn
 from .._data._step import StepCount
 
 _MESSAGE = (
@@ -56,7 +55,7 @@ class Unused:
             return
         changed = ((parameter(), version) for parameter, version in seen)
         if any(parameter is not None and version_of(parameter) > old for parameter, old in changed):
-            warnings.warn(_MESSAGE, EvenstepWarning, stacklevel=4)
+            warn(_MESSAGE)
 
     def _note(self, parameter: torch.Tensor) -> None:
         self._seen.append((weakref.ref(parameter), version_of(parameter)))

@@ -11,7 +11,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
@@ -24,7 +23,8 @@ from ..._exchange._observer import StepObserver
 from ..._planner import Bounds
 from ..._private_torch import CollectiveCount, check_reduced, meet
 from ..._run._clue_reader import ClueReader
-from ...exceptions import EvenstepWarning, invalid
+from ..._warning import warn
+from ...exceptions import invalid
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._step._clock import AbstractClock
 from .._step._marks import Recorder
@@ -93,13 +93,11 @@ class Wrapping:
             for part in self.shards:
                 part.keep()
         elif self.shards and not isinstance(policy, Equal | Fixed):
-            warnings.warn(
+            warn(
                 "FSDP2 waits for other ranks within every forward and backward, so in "
                 "`for batch in loader` computing cannot be separated from waiting: nothing is "
                 "measured, and the batch sizes stay as they are. Loop over `loader.steps()`, "
-                "where it can, or choose equal sizes: `Balancer(policy='equal')`.",
-                EvenstepWarning,
-                stacklevel=2,
+                "where it can, or choose equal sizes: `Balancer(policy='equal')`."
             )
 
     def recorder(self, clock: AbstractClock, clues: ClueReader | None) -> Recorder:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from pathlib import Path
 
 from ..._planner import places
+from ..._warning import warn
 from ..._whole_file import write_whole
-from ...exceptions import EvenstepWarning, invalid
+from ...exceptions import invalid
 from ...timemodels import ClusterProfile
 from .._exchange._startup import Alone, SideGroup
 
@@ -61,11 +61,9 @@ def write_profile(path: Path, profile: ClusterProfile) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, [profile.to_json(), "\n"])
     except OSError as error:
-        warnings.warn(
+        warn(
             f"The profile is not kept in {path} ({error}), so the next run measures anew. Give "
-            f"`Balancer.profile(path=...)` a file that rank 0 can write.",
-            EvenstepWarning,
-            stacklevel=5,
+            f"`Balancer.profile(path=...)` a file that rank 0 can write."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import OrderedDict
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,7 +12,7 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..._private_torch import address_of, version_of
-from ...exceptions import EvenstepWarning
+from ..._warning import warn
 
 T = TypeVar("T")
 
@@ -296,12 +295,10 @@ class LostRows:
             self._forms.add(form)
         elif not found and len(rows) == 1 and 1 < min(rows) < size and form in self._forms:
             self._warns = False
-            warnings.warn(
+            warn(
                 f"A batch of {size} samples has {min(rows)} rows: `collate_fn` has left samples "
                 f"out. Gradients are weighted by the {size} samples of the plan, so this one is no "
                 f"mean over the samples that are left. Count those, as in "
                 f"`Balancer(unit=lambda batch: len(batch[0]))`, or have the data set return "
-                f"another sample in the place of one that cannot be used.",
-                EvenstepWarning,
-                stacklevel=2,
+                f"another sample in the place of one that cannot be used."
             )

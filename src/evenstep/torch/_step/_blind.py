@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 
-from ...exceptions import EvenstepWarning
+from ..._warning import warn
 
 _BLIND_STEPS = 5  # a few, as warming-up steps and skipped ones are no mistake
 
@@ -50,14 +49,12 @@ class BlindWatch:
             elif step - first >= _BLIND_STEPS:
                 self._has_warned = version != before or num_forwards() >= _BLIND_STEPS
         if self._has_warned:
-            warnings.warn(
+            warn(
                 f"No backward came through a balanced model in the last {_BLIND_STEPS} steps, so "
                 f"their gradients were not weighted and nothing was measured. Call the model that "
                 f"`prepare` returned by `model(x)`, not `model.module(x)`, whose gradients nothing "
                 f"averages, and not `model.forward(x)`. With `weighting='loss'`, use "
-                f"`balancer.weight(loss)` as well.",
-                EvenstepWarning,
-                stacklevel=2,
+                f"`balancer.weight(loss)` as well."
             )
 
     def outside(self) -> None:
@@ -65,11 +62,9 @@ class BlindWatch:
         if self._has_warned_of_forward:
             return
         self._has_warned_of_forward = True
-        warnings.warn(
+        warn(
             "The inputs of a forward in training are not from any batch of a balanced loader. Its "
             "gradient has the same weight on every rank, which is right only if the ranks' batches "
             "have one size. If the inputs are a copy of a batch, name the batch: "
-            "`with balancer.step(batch): ...`, with `batch` as the loader handed it out.",
-            EvenstepWarning,
-            stacklevel=2,
+            "`with balancer.step(batch): ...`, with `batch` as the loader handed it out."
         )

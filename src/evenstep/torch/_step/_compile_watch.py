@@ -7,7 +7,6 @@ for each where ``torch.compile(dynamic=False)`` asks for it. At ``torch._dynamo.
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Iterable
 from typing import Any, Protocol
@@ -17,7 +16,7 @@ from torch import nn
 
 from ..._exchange._observer import StepObserver
 from ..._private_torch import IN_PLACE, compile_callbacks, compiling, mark_dynamic
-from ...exceptions import EvenstepWarning
+from ..._warning import warn
 from ._compile_clock import CompileClock
 from ._containers import tensors_in
 
@@ -97,7 +96,7 @@ class CompileWatch(StepObserver):
                 place()
         if self._tell:
             text, self._tell = self._tell, ""
-            warnings.warn(text, EvenstepWarning, stacklevel=2)
+            warn(text)
 
     def tunes(self, num_samples: int, *, is_last: bool) -> None:
         """Note that convolutions are tuned for a new number of samples, on CUDA."""

@@ -6,13 +6,12 @@ samples, and wrong where the rows have a loss of their own.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from typing import final
 
 import torch
 
-from ...exceptions import EvenstepWarning
+from ..._warning import warn
 from ._tickets import Ticket
 from ._uses import ForwardUse
 
@@ -60,7 +59,7 @@ class StrangeRows:
                 self._warn(num_rows, ticket.size)
 
     def _warn(self, num_rows: int, size: int) -> None:
-        warnings.warn(
+        warn(
             f"A forward in training has {num_rows} rows while a batch of {size} samples is in use: "
             f"they are neither that batch nor views of it, and get its weight. If the rows have a "
             f"loss of their own, or a part in a mean, as from a memory or a loader that was not "
@@ -69,9 +68,7 @@ class StrangeRows:
             f"`balancer.weight(loss)`. If they are some of the batch's samples, count them, by "
             f"`Balancer(unit=...)`, or divide the loss by `len(batch)`. If the loss is a mean over "
             f"the batch's samples, the weight is right: say so by `with balancer.step(batch): ...` "
-            f"around the forward.",
-            EvenstepWarning,
-            stacklevel=2,
+            f"around the forward."
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +12,7 @@ from ..._exchange._exchange import Exchange
 from ..._exchange._message_kinds import Reduced
 from ..._exchange._unit_sums import UnitSum
 from ..._run._step_under_way import StepUnderWay
-from ...exceptions import EvenstepWarning
+from ..._warning import warn
 from ._marks import Recorder
 from ._output_looks import Look
 from ._tickets import Match, Ticket, Weight, known
@@ -180,13 +179,11 @@ def _warned_of_uneven(uses: Sequence[ForwardUse]) -> bool:
     uneven = [ticket for ticket, sizes in parts.items() if len(sizes) > 1]
     if not uneven:
         return False
-    warnings.warn(
+    warn(
         f"A batch of {uneven[0].num_samples} samples went through the model in parts of "
         f"{sorted(parts[uneven[0]])}. That is exact if each part's loss is multiplied by its share "
         f"of the batch, `len(part) / len(batch)`. It is wrong if each is divided by the number of "
         f"parts, because the parts differ in size. `loader.steps()` splits batches and weights the "
-        f"parts by itself.",
-        EvenstepWarning,
-        stacklevel=2,
+        f"parts by itself."
     )
     return True

@@ -6,7 +6,6 @@ import array
 import hashlib
 import math
 import traceback
-import warnings
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
@@ -19,7 +18,8 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from ...._exchange._world_check import listed, refusal
 from ...._planner import in_words
-from ....exceptions import EvenstepWarning, invalid
+from ...._warning import warn
+from ....exceptions import invalid
 from .._protocols import Collectives
 from ..fetch._torch_loader import fetch, inner_loader, same_chance, seed_all
 from ._stated import SEEDED, length_of
@@ -376,11 +376,9 @@ def fetch_samples(
         )
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
-        warnings.warn(
+        warn(
             f"No samples of {type(loader.dataset).__name__} were compared across ranks: the loader "
-            f"worker for that failed ({text}). Give all ranks the same data set in the same order.",
-            EvenstepWarning,
-            stacklevel=6,
+            f"worker for that failed ({text}). Give all ranks the same data set in the same order."
         )
         return {}
     return samples  # type: ignore[no-any-return]

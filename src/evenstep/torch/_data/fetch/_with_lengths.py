@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, final
@@ -12,7 +11,7 @@ from torch.utils.data import DataLoader
 
 from ...._planner import batch_lengths
 from ...._types import IntArray
-from ....exceptions import EvenstepWarning
+from ...._warning import warn
 from .._protocols import ANEW, MicroBatch
 from ._torch_loader import with_parts
 
@@ -71,12 +70,10 @@ class CapCheck:
             self._exact = exact if self._exact is None else self._exact & exact
 
     def _warn(self, found: int) -> None:
-        warnings.warn(
+        warn(
             f"A forward has a size of {found} where `Cost(max_size={self._max_size})` is the cap: "
             f"samples have become longer than `prepare` found them, which reads lengths once. "
-            f"When they change: {ANEW}",
-            EvenstepWarning,
-            stacklevel=2,
+            f"When they change: {ANEW}"
         )
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
@@ -15,7 +14,8 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ...._planner import Cost, Plan, sample_length
 from ...._types import IntArray
-from ....exceptions import EvenstepWarning, invalid
+from ...._warning import warn
+from ....exceptions import invalid
 from .._loader_state import StreamForm, StreamPosition
 from .._protocols import MicroBatch
 from .._step import KnownPortions, Step, out_of_turn, with_units
@@ -107,12 +107,10 @@ class StreamLoader(AbstractStepLoader):
     def _checked(self, state: object) -> dict[str, Any]:
         good = self._form.read(state)
         if self._loader.persistent_workers and good["epochs_begun"] > 1 and not good["finished"]:
-            warnings.warn(
+            warn(
                 "`persistent_workers=True`: what a stream draws from its workers' generators after "
                 "the first epoch cannot be drawn again. If its order is drawn there, resume "
-                "without persistent workers.",
-                EvenstepWarning,
-                stacklevel=3,
+                "without persistent workers."
             )
         return good
 
@@ -138,7 +136,7 @@ class StreamLoader(AbstractStepLoader):
             raise RuntimeError(problem)
         doubt = self._terms.doubt(stocks) if self._loops.current == 1 else None
         if doubt is not None:
-            warnings.warn(doubt, EvenstepWarning, stacklevel=5)
+            warn(doubt)
 
     def _draw_seed(self) -> int:
         source = self._loader.generator or torch.default_generator
