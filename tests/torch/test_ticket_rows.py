@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from evenstep.torch._step._strange_rows import StrangeRows
+from evenstep.torch._step._batch_checks import StrangeRows
 from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 from evenstep.torch._step._uses import ForwardUse, UseBooks
 

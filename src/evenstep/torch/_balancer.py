@@ -462,7 +462,8 @@ class Balancer:
             last_first.callback(self._session.close)
             for loader in parts.loaders:
                 last_first.callback(loader.close)
-        parts.models.close()
+        parts.checks.close()
+        parts.models.clear()
 
     def __enter__(self) -> Self:
         return self

@@ -16,6 +16,7 @@ from .._planner import Bounds, Cost, Job
 from .._run._clue_reader import ClueReader
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Equal
+from ._checks._script_checks import Checks
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
 from ._data._protocols import Collectives, LoaderSession
 from ._data._step import StepCount
@@ -76,6 +77,7 @@ class Parts:
         models: that were prepared.
         counter: counts the units in a batch; None where they are samples.
         backward: told of every backward.
+        checks: look for mistakes in the script.
         crew: all ranks; None before they are agreed on.
         reduction: sums gradients by shares; None is plain all-reduce.
         service: what a rank without data does; None on workers.
@@ -103,13 +105,16 @@ class Parts:
     models: PreparedModels = field(init=False)
     counter: UnitCounter | None = field(init=False)
     backward: Backward = field(init=False)
+    checks: Checks = field(init=False)
     _counts_samples: bool = field(default=False, init=False)  # whatever they cost
 
     def __post_init__(self) -> None:
-        self.models = PreparedModels(self.count)
+        self.models = PreparedModels()
         modules = self.models.modules
         self.counter = counter_of(self.unit, loss_reduction=self.loss_reduction, modules=modules)
         self.backward = Backward(self.steps)
+        self.checks = Checks(self.models, self.steps, self.backward, self.count)
+        self.steps.looks = self.checks
 
     @property
     def side(self) -> SideGroup | Alone | None:
@@ -173,8 +178,8 @@ class Parts:
         )
         self.watch.before_steps(model.surrounds, model.place)
         self.models.append(model)
-        if weighs and crew.num_workers > 1 and not isinstance(self.policy, Equal):
-            self.models.watch_others(self.steps, self.backward)
+        is_unequal = crew.num_workers > 1 and not isinstance(self.policy, Equal)
+        self.checks.add(model, is_unequal=weighs and is_unequal)
         return still_wrapped(given, outer)
 
     def add_loader(

@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
 
 from ..._types import IntArray
-from ..._warning import warn
+from ..._warning import OneWarning
 from ...exceptions import invalid
 from ._protocols import ForwardListener, MicroBatch
 
@@ -23,12 +23,12 @@ class StepCount:
     Attributes:
         value: how many, and so the number of the next.
         begun: whether any was, in this process: from then on it only counts.
-        has_warned: of one that was left.
+        warn: of one that was left.
     """
 
     value: int = 0
     begun: bool = False
-    has_warned: bool = False
+    warn: OneWarning = field(default_factory=OneWarning)
 
     def go_on_from(self, step: int) -> None:
         """Count on from what a checkpoint says; a run under way counts on as it is.
@@ -40,15 +40,13 @@ class StepCount:
 
     def left(self, *, used: bool) -> None:
         """Warn once of a step that a loop left before its last micro-batch, after a backward."""
-        if self.has_warned or not used:
-            return
-        self.has_warned = True
-        warn(
-            "A loop over the micro-batches of a step was left before the last one, in whose "
-            "backward gradients are averaged: what was accumulated differs from rank to rank, and "
-            "a rank that comes to its last one waits for the others. Take all micro-batches of a "
-            "step, or leave out the step as a whole, on all ranks."
-        )
+        if used:
+            self.warn(
+                "A loop over the micro-batches of a step was left before the last one, in whose "
+                "backward gradients are averaged: what was accumulated differs from rank to rank, "
+                "and a rank that comes to its last one waits for the others. Take all "
+                "micro-batches of a step, or leave out the step as a whole, on all ranks."
+            )
 
 
 def out_of_turn() -> RuntimeError:

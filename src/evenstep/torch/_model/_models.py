@@ -20,9 +20,8 @@ from .._step._conductor import StepConductor
 from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
 from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._nested import NestedBackwards
-from ._part_calls import PartCalls
 from ._sample_draws import SampleDraws, check_draws
-from ._unreduced import Unreduced
+from ._second_backward import SecondBackward
 from ._weighting import Backward, ForwardHook
 
 Weighting = Literal["output", "loss"]
@@ -45,6 +44,8 @@ class BalancedModel:
         ddp: that it is, compiled or not; None if it is none.
         shards: its layers if FSDP2 shards it.
         surrounds: its hooks, and those of its parts.
+        weighs: as given.
+        hook: at every forward.
         broadcasts: whether DDP has broadcast its buffers since this was last cleared; one entry
             says it.
     """
@@ -64,16 +65,17 @@ class BalancedModel:
         self.ddp = ddp_of(module)
         self.shards = Shards(layers) if (layers := fsdp_layers(module)) else None
         self.broadcasts: deque[None] = deque(maxlen=1)
+        self.weighs = weighs
         self._steps = steps
         self._entered: Any = None  # the mark at DDP's entry
         compiled = is_compiled(module)
-        hook = ForwardHook(
+        hook = self.hook = ForwardHook(
             steps,
             backward,
             None if compiled else watch,
             model=number,
             weighs=weighs,
-            reduces=self._reduces,
+            ddp=self.ddp,
         )
         # DDP's broadcast of buffers waits for rank 0: it is kept out of the compute time.
         timed = self.ddp.module if self.ddp is not None and _broadcasts(self.ddp) else None
@@ -100,22 +102,17 @@ class BalancedModel:
         watch.has_parts |= self._has_parts
         # Not for FSDP2, whose time ends before the last backward, nor for compiled modules.
         self._nested: NestedBackwards | None = None
-        self._unreduced: Unreduced | None = None
-        self._part_calls: PartCalls | None = None
+        self._second: SecondBackward | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
             self._nested = NestedBackwards(self.ddp.module, backward, steps)
-            self._unreduced = Unreduced(self.ddp, backward, hook.awaited)
+            self._second = SecondBackward(self.ddp, backward, hook)
         self._draws = SampleDraws(module, hook) if draws_by_sample else None
         self.place()
-        if self.ddp is not None and self._unreduced is not None and weighs:
-            self._part_calls = PartCalls(self.ddp, steps)  # after ours that weighs the output
 
     def place(self) -> None:
         """Put the hooks where they belong: a model may be compiled after it was prepared."""
         if self.ddp is not None and self.ddp.static_graph:
             check_compiled(self.module)
-        if self._part_calls is not None and self.compiles:
-            self._part_calls.release()  # a hook in what is compiled may cost a compilation
         if self._draws is not None:
             check_draws(self.module, compiles=self.compiles)
         self._outer.place()
@@ -140,10 +137,8 @@ class BalancedModel:
             surround.release()
         if self._nested is not None:
             self._nested.release()
-        if self._unreduced is not None:
-            self._unreduced.release()
-        if self._part_calls is not None:
-            self._part_calls.release()
+        if self._second is not None:
+            self._second.release()
         if self._draws is not None:
             self._draws.release()
         if self.shards is not None:
@@ -154,21 +149,6 @@ class BalancedModel:
         if self.shards is not None:
             return self.shards.no_sync()
         return None if self.ddp is None else self.ddp.no_sync()
-
-    def _reduces(self) -> bool | None:
-        """Tell whether the backward of a forward made now reduces gradients: DDP's own attribute.
-
-        None for other wrappers: how a model is sharded does not tell.
-        """
-        if self.ddp is None:
-            return None
-        syncs = bool(self.ddp.require_backward_grad_sync)
-        if self._unreduced is not None and not self._unreduced.is_over:
-            self._unreduced.forward(syncs=syncs)
-        parts = self._part_calls
-        if parts is not None and self._steps.num_steps >= parts.next_look:
-            parts.look_again()
-        return syncs
 
     def _enter_broadcast(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
         recorder = self._steps.open_recorder

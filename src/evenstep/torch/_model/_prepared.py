@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import weakref
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
@@ -11,52 +10,16 @@ from torch import nn
 from torch.utils.hooks import RemovableHandle
 
 from ..._private_torch import version_of
-from .._data._step import StepCount
-from .._step._conductor import StepConductor
-from ._carried import watch_states
 from ._models import BalancedModel
-from ._others import Others
-from ._unused import Unused
-from ._weighting import Backward
 
 
 class PreparedModels(list[BalancedModel]):
-    """All models that a balancer has prepared, in the order in which they came.
+    """All models that a balancer has prepared, in the order in which they came."""
 
-    Args:
-        count: steps of the run so far.
-    """
-
-    def __init__(self, count: StepCount | None = None) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._unused = Unused(count or StepCount())
-        weakref.finalize(self, self._unused.close)  # at the end of a script that closes nothing
         self._through = False
         self._hooks: list[RemovableHandle] = []
-        self._states: list[RemovableHandle] = []
-        self._others: Others | None = None
-
-    def append(self, model: BalancedModel) -> None:
-        """Add a model."""
-        super().append(model)
-        if not model.compiles:  # a hook may cost a compilation
-            self._unused.watch(model.module)
-            self._states.extend(watch_states(model.module))
-
-    def watch_others(self, steps: StepConductor, backward: Backward) -> None:
-        """Notice models that are trained beside these and were not prepared."""
-        self._others = self._others or Others(self.parameters, steps, backward)
-
-    def close(self) -> None:
-        """Let go of the models, and say if they were trained past the balancer."""
-        self._unused.close()
-        if self._others is not None:
-            self._others.release()
-            self._others = None  # which knows the steps, and they know these models
-        for hook in self._states:
-            hook.remove()
-        self._states.clear()
-        self.clear()
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -21,15 +21,16 @@ from operator import attrgetter
 from typing import Any, ClassVar
 
 import torch
+from torch.nn.parallel import DistributedDataParallel
 
 from ..._private_torch import address_of, at_end_of_backward, backward_number, base_of
 from ...exceptions import invalid
+from .._step._batch_checks import StrangeRows
 from .._step._batch_memory import has_memory
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
 from .._step._containers import hidden_tensors_in, rebuild, tensors_in
 from .._step._output_looks import look_at
-from .._step._strange_rows import StrangeRows
 from .._step._tickets import known
 from .._step._unknown_weights import not_averaged
 from .._step._uses import ForwardUse
@@ -279,9 +280,11 @@ class ForwardHook:
             another hook.
         model: the model's number, in the order of ``prepare``.
         weighs: whether the output is scaled; ``Balancer.weight`` does it otherwise.
-        reduces: whether a backward of a forward made now reduces gradients.
+        ddp: the model's: it knows whether the backward of a forward made now reduces gradients.
+            None for other wrappers: how a model is sharded does not tell.
 
     Attributes:
+        awaited: the newest forwards that are reduced; DDP waits for a backward of some.
         use: the forward under way; None outside of one, or of a step.
     """
 
@@ -293,16 +296,16 @@ class ForwardHook:
         *,
         model: int = 0,
         weighs: bool = True,
-        reduces: Callable[[], bool | None] = lambda: None,
+        ddp: DistributedDataParallel | None = None,
     ) -> None:
         self._steps = steps
         self._backward = backward
         self._watch = watch
         self._model = model
         self._weighs = weighs
-        self._reduces = reduces
+        self._ddp = ddp
         self._strange = StrangeRows()
-        self._awaited: deque[ForwardUse] = deque(maxlen=_MOST_AWAITED)  # the newest that reduce
+        self.awaited: deque[ForwardUse] = deque(maxlen=_MOST_AWAITED)  # the newest that reduce
         self.use: ForwardUse | None = None
 
     def before(self, module: torch.nn.Module, inputs: Any, keywords: Any) -> Any:
@@ -311,7 +314,8 @@ class ForwardHook:
         if not torch.is_grad_enabled():
             return None
         tensors = tensors_in((inputs, keywords) if keywords else inputs)
-        use = self.use = self._steps.begin_use(self._model, tensors, reduces=self._reduces())
+        reduces = None if self._ddp is None else self._ddp.require_backward_grad_sync
+        use = self.use = self._steps.begin_use(self._model, tensors, reduces=reduces)
         if use is None and module.training:
             self._steps.outside()
         if use is not None and use.reduces is False and not use.ticket.is_last and self._waits():
@@ -334,7 +338,7 @@ class ForwardHook:
             return output
         self._steps.end_use()
         if use.reduces:
-            awaited = self._awaited
+            awaited = self.awaited
             if awaited and not (awaited[-1].reduces and self._waits()):
                 awaited.clear()
             awaited.append(use)
@@ -352,16 +356,12 @@ class ForwardHook:
             )
         return scaled
 
-    def awaited(self) -> list[ForwardUse]:
-        """Return the forwards whose backward DDP waits for."""
-        return [use for use in self._awaited if use.reduces]
-
     def _waits(self) -> bool:
         """Tell whether DDP waits for a backward still, of one of the newest forwards."""
-        for use in self._awaited:
+        for use in self.awaited:
             if not use.reduces:
                 return False
-        return bool(self._awaited)
+        return bool(self.awaited)
 
 
 def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:

@@ -1,4 +1,4 @@
-"""Whose memory a tensor is, by which values a copy of it is recognised, and rows that are lost."""
+"""Whose memory a tensor is, and by which values a copy of it is recognised."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 
 from ..._private_torch import address_of, version_of
-from ..._warning import warn
 
 T = TypeVar("T")
 
@@ -23,7 +22,6 @@ _MOST_RANGES = 64  # newest tensors in one storage of which parts are recognised
 _MOST_PARTS = 4096  # tensors in one storage, as where all batches are slices of one
 _NUM_VALUES = 32  # by which a copy is recognised
 _MOST_LAYOUTS = 256  # shapes of handed-out tensors
-_MOST_FORMS = 64  # of batches, by their numbers of dimensions
 _LOOK_EVERY = 8  # batches, for memory that was freed: a look at several is quicker than one at each
 
 
@@ -259,46 +257,3 @@ class Layouts:
             rows.update(shape[at] for at in known or range(min(len(shape), 2)))
             views.update(shape[at] for at in known or range(min(len(shape), 1)))
         return rows, views
-
-
-class LostRows:
-    """Tells whether a batch has its rows; warns once where ``collate_fn`` left samples out.
-
-    So it does where the tensors of a batch have fewer rows, all as many, and those of another batch
-    of this form had one for each sample. A single row may be several samples that are packed.
-
-    Args:
-        warns: whether it ever matters.
-    """
-
-    def __init__(self, *, warns: bool) -> None:
-        self._warns = warns
-        self._forms: set[tuple[int, ...]] = set()
-
-    def has(self, tensors: Sequence[torch.Tensor], size: int, *, units: float | None) -> bool:
-        """Tell whether one of a batch's tensors has a row for each sample, or it has none.
-
-        Args:
-            tensors: of the batch.
-            size: samples that were asked for.
-            units: of the step, by which the batch is weighted; None where that is samples.
-        """
-        found = not tensors or any(size in tensor.shape[:2] for tensor in tensors)
-        if self._warns and units is None and tensors:
-            self._look(tensors, size, found=found)
-        return found
-
-    def _look(self, tensors: Sequence[torch.Tensor], size: int, *, found: bool) -> None:
-        form = tuple([tensor.ndim for tensor in tensors])
-        rows = {tensor.shape[0] for tensor in tensors if tensor.ndim}
-        if rows == {size} and len(self._forms) < _MOST_FORMS:
-            self._forms.add(form)
-        elif not found and len(rows) == 1 and 1 < min(rows) < size and form in self._forms:
-            self._warns = False
-            warn(
-                f"A batch of {size} samples has {min(rows)} rows: `collate_fn` has left samples "
-                f"out. Gradients are weighted by the {size} samples of the plan, so this one is no "
-                f"mean over the samples that are left. Count those, as in "
-                f"`Balancer(unit=lambda batch: len(batch[0]))`, or have the data set return "
-                f"another sample in the place of one that cannot be used."
-            )

@@ -20,8 +20,9 @@ from ..._run._step_under_way import LoopPosition, StepUnderWay
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._peers import PeerGroup
-from ._blind import BlindWatch
+from ._batch_checks import BlindWatch
 from ._compile_watch import CompileWatch
+from ._looks import Looks
 from ._marks import MOST_NOTES, Recorder
 from ._output_looks import OutputWatch
 from ._reporter import Measure, Reporter
@@ -47,6 +48,7 @@ class StepConductor:
 
     Attributes:
         meter: measures own compute time; once the run is open.
+        looks: at what a script may do wrong.
         num_steps: with a backward, that are over.
         plan: of the newest step that was handed out; None before the first.
         plan_in_use: of the newest step with a backward, so the same on all ranks; None before.
@@ -75,6 +77,7 @@ class StepConductor:
         self._backwards_per_forward = 0  # 0: not known, or not the same for every forward
         self._handed_out_s: float | None = None
         self._loop = LoopPosition()
+        self.looks = Looks()
         self.num_steps = 0
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
         self.plan: Plan | None = None
@@ -115,6 +118,7 @@ class StepConductor:
             observers: hear how every step goes, besides ``watch``.
         """
         self._exchange, self.recorder = exchange, recorder
+        recorder.looks = self.looks
         self._losses, self._watch = exchange.losses, watch
         self.backward_begins = partial(recorder.close_gap, Phase.BACKWARD)
         self._reporter = Reporter(exchange, recorder, watch, measures, exact=exact)
@@ -460,6 +464,8 @@ class StepConductor:
         if step.is_used:
             step.is_clear = False
         else:
+            if self.num_steps >= self.looks.due:
+                self.looks.turn(self.num_steps)
             for begin_step in self._at_begin:
                 begin_step(step.number)
             self.recorder.next_step(step.number)

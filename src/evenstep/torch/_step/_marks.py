@@ -22,6 +22,7 @@ from ..._diagnosis import Phase
 from ..._private_torch import CollectiveCount
 from ..._run._clue_reader import ClueReader
 from ._containers import input_size
+from ._looks import Looks
 from ._meter import StepMeter
 
 MOST_NOTES = 1 << 12
@@ -50,6 +51,7 @@ class Recorder:
         mark: of the clock.
         meter, clues: as given.
         thread_id: of the thread that trains; 0 before the first step.
+        looks: hear of optimizers.
         notes: what is not worked out yet.
         note: has a call made once all so far is worked out; a tuple with what it is called with.
     """
@@ -78,6 +80,7 @@ class Recorder:
         self._is_gap = False  # whether the newest note began one
         self._newest_grad: Any = None
         self._paused: tuple[Any, float] = (None, 0.0)
+        self.looks = Looks()
         self._hooks = _optimizer_hooks(weakref.ref(self))
 
     def next_step(self, number: int) -> None:
@@ -246,10 +249,12 @@ def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> tuple[Any, Any]:
     A step that is compiled runs no hook: in its graph a hook would be a break.
     """
 
-    def before(*_: Any) -> None:
+    def before(optimizer: torch.optim.Optimizer, *_: Any) -> None:
         if torch.compiler.is_compiling() or (alive := recorder()) is None:
             return
         if threading.get_ident() == alive.thread_id:
+            if (looks := alive.looks).is_open or optimizer not in looks.optimizers:
+                looks.before_optimizer(optimizer)
             alive.note((alive.enter_optimizer, alive.clock.mark()))
 
     def after(*_: Any) -> None:

@@ -36,7 +36,8 @@ import torch
 from ..._run._step_under_way import StepUnderWay
 from ..._types import IntArray
 from ...exceptions import invalid
-from ._batch_memory import BatchMemory, Found, Layouts, LostRows, Peek, with_memory
+from ._batch_checks import LostRows
+from ._batch_memory import BatchMemory, Found, Layouts, Peek, with_memory
 from ._containers import tensors_in
 from ._unknown_weights import not_told, rows_of_several
 

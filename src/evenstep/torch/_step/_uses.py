@@ -12,7 +12,7 @@ from ..._exchange._exchange import Exchange
 from ..._exchange._message_kinds import Reduced
 from ..._exchange._unit_sums import UnitSum
 from ..._run._step_under_way import StepUnderWay
-from ..._warning import warn
+from ._batch_checks import UnevenParts
 from ._marks import Recorder
 from ._output_looks import Look
 from ._tickets import Match, Ticket, Weight, known
@@ -120,7 +120,7 @@ class UseBooks:
     def __init__(self) -> None:
         self._open: defaultdict[int, list[ForwardUse]] = defaultdict(list)
         self._numbers: defaultdict[int, int] = defaultdict(int)
-        self._has_warned = False
+        self._uneven = UnevenParts()
 
     def next_number(self, model: int) -> int:
         """Return the number of the model's next reduction."""
@@ -161,29 +161,10 @@ class UseBooks:
             step, share = steps.pop(), use.share()
             before = shares.get(step, 0.0)
             shares[step] = None if before is None or share is None else before + share
-        if not self._has_warned:
-            self._has_warned = _warned_of_uneven(uses)
+        if not self._uneven.said:
+            self._uneven.look(uses)
         checksum = 0
         if not maybe:
             for one in {use.ticket.step for use in uses}:
                 checksum ^= one.checksum
         return Reduced(model, number, shares, tuple(sorted(maybe)), checksum)
-
-
-def _warned_of_uneven(uses: Sequence[ForwardUse]) -> bool:
-    """Warn of a batch that was forwarded in parts of unlike sizes; tell whether one was."""
-    parts: defaultdict[Ticket, set[int]] = defaultdict(set)
-    for use in uses:
-        if len(use.match.tickets) == 1 and use.match.share is not None:
-            parts[use.ticket].add(round(use.match.share * use.ticket.size))
-    uneven = [ticket for ticket, sizes in parts.items() if len(sizes) > 1]
-    if not uneven:
-        return False
-    warn(
-        f"A batch of {uneven[0].num_samples} samples went through the model in parts of "
-        f"{sorted(parts[uneven[0]])}. That is exact if each part's loss is multiplied by its share "
-        f"of the batch, `len(part) / len(batch)`. It is wrong if each is divided by the number of "
-        f"parts, because the parts differ in size. `loader.steps()` splits batches and weights the "
-        f"parts by itself."
-    )
-    return True
