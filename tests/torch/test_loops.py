@@ -13,7 +13,7 @@ from evenstep.torch._model._compiled import Surround
 from .beside_output import BESIDE, WITHIN, warnings_beside
 from .hard_loops import LOOPS as HARD_LOOPS
 from .hard_loops import WRAPS, found_in, warnings_of_left_steps
-from .late_loops import warnings_of_late
+from .late_loops import warnings_between_looks, warnings_of_late
 from .loops import (
     LOOPS,
     errors_of,
@@ -89,6 +89,17 @@ def test_what_begins_late_is_warned_of_too():
     assert [len(texts) for texts in said.values()] == [1, 1, 0]
     assert "belong to no prepared model" in said["critic"][0]
     assert "was called outside of the model" in said["part"][0]
+
+
+def test_an_optimizer_is_looked_at_in_its_first_step_whenever_that_is():
+    """A second backward at any step; a part that is called from then on, only in looks."""
+    said = run_workers(2, warnings_between_looks)[0]
+
+    assert {name: len(texts) for name, texts in said.items()} == {
+        "critic": 1,
+        "backward": 1,
+        "part": 0,
+    }
 
 
 def test_terms_that_a_forward_makes_beside_its_output_are_warned_of_once():

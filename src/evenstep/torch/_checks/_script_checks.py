@@ -16,6 +16,7 @@ from ..._private_torch import at_end_of_backward, backward_number, version_of
 from ..._warning import OneWarning, warn
 from .._data._step import StepCount
 from .._model._models import BalancedModel
+from .._model._nested import NestedBackwards
 from .._model._prepared import PreparedModels
 from .._model._weighting import Backward
 from .._step._conductor import StepConductor
@@ -42,7 +43,7 @@ class Checks(Looks):
         self._unused = Unused(count)
         weakref.finalize(self, self._unused.close)  # at the end of a script that closes nothing
         self._states: list[RemovableHandle] = []
-        self._parts: list[SubmoduleCalls] = []
+        self._looking: list[SubmoduleCalls | NestedBackwards] = []
         self._unprepared = UnpreparedParameters(models, steps, backward)
         self._has_unequal = False
 
@@ -57,26 +58,26 @@ class Checks(Looks):
             self._unused.watch(model.module)
             self._states += watch_states(model.module)
             if model.weighs and model.ddp is not None and model.shards is None:
-                self._parts.append(SubmoduleCalls(model, self._steps))
+                self._looking.append(SubmoduleCalls(model, self._steps))
+        if model.nested is not None:
+            self._looking.append(model.nested)
         self._has_unequal |= is_unequal
-        if self.due == math.inf and (self._parts or is_unequal):
+        if self.due == math.inf and (self._looking or is_unequal):
             self.due = 0
 
     def turn(self, num_steps: int) -> None:
         """Begin a look, or end the one under way."""
         super().turn(num_steps)
-        for part in self._parts:
+        for one in self._looking:
             if self.is_open:
-                part.begin()
+                one.begin()
             else:
-                part.end()
+                one.end()
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Begin a look if it is the optimizer's first step, and look what it is about to change."""
+        """Look at what an optimizer is about to change."""
         if self._steps.num_samples is None or backward_number() >= 0:
             return  # not in a step of the run, or in a backward
-        if optimizer not in self.optimizers and not self.is_open:
-            self.turn(self._steps.num_steps)
         super().before_optimizer(optimizer)
         if self._has_unequal:
             self._unprepared.look(optimizer)
@@ -85,11 +86,11 @@ class Checks(Looks):
         """Take all hooks off, and say if the models were trained past the balancer."""
         self._unused.close()
         self._unprepared.close()
-        for part in self._parts:
-            part.end()
+        for one in self._looking:
+            one.end()
         for hook in self._states:
             hook.remove()
-        self._parts.clear()
+        self._looking.clear()
         self._states.clear()
         self.due = math.inf
 

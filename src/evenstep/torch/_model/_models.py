@@ -46,6 +46,7 @@ class BalancedModel:
         surrounds: its hooks, and those of its parts.
         weighs: as given.
         hook: at every forward.
+        nested: finds backwards inside others; None where that is of no matter.
         broadcasts: whether DDP has broadcast its buffers since this was last cleared; one entry
             says it.
     """
@@ -101,10 +102,10 @@ class BalancedModel:
         self._has_parts = bool(parts)
         watch.has_parts |= self._has_parts
         # Not for FSDP2, whose time ends before the last backward, nor for compiled modules.
-        self._nested: NestedBackwards | None = None
+        self.nested: NestedBackwards | None = None
         self._second: SecondBackward | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
-            self._nested = NestedBackwards(self.ddp.module, backward, steps)
+            self.nested = NestedBackwards(self.ddp.module, backward, steps)
             self._second = SecondBackward(self.ddp, backward, hook)
         self._draws = SampleDraws(module, hook) if draws_by_sample else None
         self.place()
@@ -135,8 +136,8 @@ class BalancedModel:
         """Take the hooks off: the model is a plain one again, and nothing keeps it alive."""
         for surround in self.surrounds:
             surround.release()
-        if self._nested is not None:
-            self._nested.release()
+        if self.nested is not None:
+            self.nested.release()
         if self._second is not None:
             self._second.release()
         if self._draws is not None:

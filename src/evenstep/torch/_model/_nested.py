@@ -7,21 +7,21 @@ so the callback at the end of the outer backward comes after the wait: 0.155 s w
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import nn
 
-from ..._private_torch import at_end_of_backward, backward_number
+from ..._private_torch import backward_number
 from .._step._conductor import StepConductor
 from ._weighting import Backward
-
-_TRIAL = 3  # backwards after which a model that nests none is believed never to do so
 
 
 class NestedBackwards:
     """Finds out whether a model nests backwards, and if so notes when each gradient is ready.
 
-    A hook on every parameter costs time, so they go after a few backwards in which the engine ran
-    none inside another. Checkpointing that is switched on later than that is not noticed.
+    A hook on every parameter costs time, so they go after a look in which the engine ran no
+    backward inside another.
 
     Args:
         module: the model.
@@ -33,16 +33,25 @@ class NestedBackwards:
     """
 
     def __init__(self, module: nn.Module, backward: Backward, steps: StepConductor) -> None:
+        self._module = module
         self._backward = backward
         self._steps = steps
-        self._newest = -1
-        self._num_backwards = 0
+        self._handles: list[Any] = []
         self.found = False
-        self._handles = [
-            parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
-            for parameter in module.parameters()
-            if parameter.requires_grad
-        ]
+
+    def begin(self) -> None:
+        """Put the hooks on."""
+        if not self._handles:
+            self._handles = [
+                parameter.register_post_accumulate_grad_hook(self._ready)  # type: ignore[no-untyped-call]
+                for parameter in self._module.parameters()
+                if parameter.requires_grad
+            ]
+
+    def end(self) -> None:
+        """Take them off if there was nothing to find."""
+        if not self.found:
+            self.release()
 
     def release(self) -> None:
         """Take the hooks off."""
@@ -54,13 +63,6 @@ class NestedBackwards:
         outer = self._backward.task
         if outer is None:
             return
-        if outer != backward_number():
-            self.found = True
-        if self.found:
-            if (recorder := self._steps.open_recorder) is not None:
-                recorder.grad_ready()
-        elif outer != self._newest:
-            self._newest = outer
-            self._num_backwards += 1
-            if self._num_backwards == _TRIAL:
-                at_end_of_backward(self.release)  # not under the engine's feet
+        self.found |= outer != backward_number()
+        if self.found and (recorder := self._steps.open_recorder) is not None:
+            recorder.grad_ready()

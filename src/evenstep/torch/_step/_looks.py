@@ -14,9 +14,9 @@ _SECOND = 8  # the step at which it begins; each look after that comes at twice 
 class Looks:
     """The one schedule of looks; this one has none, as where every weight is 1.
 
-    The first look begins with the run, the others at steps 8, 16, 32 and so on. Another one begins
-    when an optimizer takes its first step, whenever that is. Outside of looks no hook is left, and
-    the thread that trains compares one number in each step.
+    The first look begins with the run, the others at steps 8, 16, 32 and so on. An optimizer is
+    also looked at when it takes its first step, whenever that is. Outside of looks no hook is left,
+    and the thread that trains compares one number in each step.
 
     Attributes:
         due: how many steps are over when the next look begins, or when the one under way ends.
