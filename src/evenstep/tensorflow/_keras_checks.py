@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -11,7 +10,8 @@ import keras
 import tensorflow as tf
 
 from .._planner import Bounds
-from ..exceptions import EvenstepWarning, invalid
+from .._warning import warn
+from ..exceptions import invalid
 from ._weaving import weave
 
 _OF_REDUCTION = {"mean": ("sum_over_batch_size", "mean"), "sum": ("sum", "none", None)}
@@ -64,18 +64,18 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
         )
     for layer in model._flatten_layers(include_self=False):
         if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
-            _warn(
+            warn(
                 f"Layer {layer.name!r} normalises over each worker's own samples, so the result "
                 f"depends on the split, and a worker without samples in a short last step has "
                 f"statistics of NaN without `drop_remainder=True`. Use `GroupNormalization`."
             )
         if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            _warn(
+            warn(
                 f"Layer {layer.name!r} waits for all workers in the middle of a forward, so that "
                 f"their times look equal and nothing is balanced. Use `GroupNormalization`."
             )
         if getattr(layer, "activity_regularizer", None) is not None:
-            _warn(
+            warn(
                 f"The activity regularizer of layer {layer.name!r} bypasses the output, where "
                 f"samples are weighted: its gradient is that of equal shares. Regularizers of "
                 f"weights are exact."
@@ -113,14 +113,10 @@ def check_optimizer(optimizer: Any) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     clips = [name for name in ("clipnorm", "global_clipnorm", "clipvalue") if getattr(inner, name)]
     if clips:
-        _warn(
+        warn(
             f"Keras clips each worker's own gradient before they are summed (`{clips[0]}`), so the "
             f"result depends on the split, under plain Keras as well. Train without clipping."
         )
-
-
-def _warn(text: str) -> None:
-    warnings.warn(text, EvenstepWarning, stacklevel=4)  # at the user's `prepare`
 
 
 def check_compiled(model: keras.Model, loss_reduction: str) -> None:
