@@ -5,10 +5,8 @@ from __future__ import annotations
 import logging
 import resource
 import selectors
-import socket
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
@@ -20,7 +18,7 @@ import numpy as np
 from evenstep import Cluster, Decision, StepTimings
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
-from evenstep._exchange._meeting import Star, connect_star, dial
+from evenstep._exchange._meeting import connect_star
 from evenstep._exchange._message_kinds import Answer, RankLost, StepReports, read, written
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._place import ENDED, Framework
@@ -62,38 +60,28 @@ class FakeRanks:
 
     Attributes:
         told: ranks that are lost, as rank 0 has told each of these, and when.
-        num_made_again: connections that broke and were made again.
     """
 
     def __init__(self, ranks: Sequence[int], world_size: int, meeting: dict[str, Any]) -> None:
         join = partial(_join, world_size, meeting)
         with ThreadPoolExecutor(len(ranks)) as threads:
-            self._stars = dict(zip(ranks, threads.map(join, ranks), strict=True))
-        self._peers = {
-            rank: Peer(star.connections[0], star.wires[0]) for rank, star in self._stars.items()
-        }
+            self._peers = dict(zip(ranks, threads.map(join, ranks), strict=True))
         self._global = _PER_RANK * world_size
         self._selector = selectors.DefaultSelector()
         for rank, peer in self._peers.items():
             self._selector.register(peer.connection, selectors.EVENT_READ, rank)
         self._reports: dict[int, Text] = {}
         self.told: list[tuple[int, float]] = []
-        self.num_made_again = 0
 
     def serve(self, pipe: Connection) -> None:
-        """Do so until the parent ends it; break all connections when it says so."""
+        """Do so until the parent ends it."""
         self._selector.register(pipe, selectors.EVENT_READ)
         beat_s = monotonic()
         while True:
             for key, _ in self._selector.select(max(0.0, beat_s - monotonic())):
-                if key.data is not None:
-                    self._read(key.data)
-                elif pipe.recv() == "cut":
-                    for peer in self._peers.values():
-                        with suppress(OSError):
-                            peer.connection.shutdown(socket.SHUT_RDWR)
-                else:
+                if key.data is None:
                     return
+                self._read(key.data)
             if monotonic() >= beat_s:
                 beat_s = monotonic() + HEARTBEAT_S
                 for peer in self._peers.values():
@@ -108,8 +96,8 @@ class FakeRanks:
                             self._peers[rank].send(self._report(step + 1))
                     case RankLost(lost):
                         self.told.append((lost, monotonic()))
-        if self._peers[rank].is_over:
-            self._make_again(rank)
+        if self._peers[rank].end:
+            self._selector.unregister(self._peers[rank].connection)
 
     def _report(self, step: int) -> Text:
         """Return the report of a step, the same of all ranks."""
@@ -117,15 +105,6 @@ class FakeRanks:
             report = Report(step, _PER_RANK, self._global, 0.1, 0.001, 0.12)
             self._reports = {step: encode(written([StepReports(step, (report,))]))}
         return self._reports[step]
-
-    def _make_again(self, rank: int) -> None:
-        peer, star = self._peers[rank], self._stars[rank]
-        self._selector.unregister(peer.connection)
-        peer.break_off()
-        with suppress(ConnectionError):  # rank 0 has ended
-            peer.resume(*dial(star.meeting, rank, peer.num_received, timeout_s=5.0))
-            self._selector.register(peer.connection, selectors.EVENT_READ, rank)
-            self.num_made_again += 1
 
 
 def fake(pipe: Connection, ranks: Sequence[int], world_size: int) -> None:
@@ -135,11 +114,11 @@ def fake(pipe: Connection, ranks: Sequence[int], world_size: int) -> None:
     made = FakeRanks(ranks, world_size, pipe.recv())
     pipe.send("joined")
     made.serve(pipe)
-    pipe.send((made.told, made.num_made_again))
+    pipe.send(made.told)
 
 
-def _join(world_size: int, meeting: dict[str, Any], rank: int) -> Star:
-    return connect_star(rank, world_size, lambda value: meeting, addresses=[])
+def _join(world_size: int, meeting: dict[str, Any], rank: int) -> Peer:
+    return connect_star(rank, world_size, lambda value: meeting, addresses=[])[0]
 
 
 class Noting(Exchange):
@@ -183,10 +162,8 @@ def rank_0(pipe: Connection, world_size: int) -> None:
         pipe.send(meeting)
         return meeting
 
-    star = connect_star(0, world_size, share, addresses=["127.0.0.1"])
-    channel = StarChannel(
-        star.connections, star=star, heartbeat_s=HEARTBEAT_S, deadline_s=DEADLINE_S
-    )
+    peers = connect_star(0, world_size, share, addresses=["127.0.0.1"])
+    channel = StarChannel(peers, heartbeat_s=HEARTBEAT_S, deadline_s=DEADLINE_S)
     exchange = Noting(
         0, ["here"] * world_size, channel, framework=_NOWHERE, emit=lambda event: None
     )

@@ -1,4 +1,4 @@
-"""What rank 0 carries for 256 and 1,024 ranks: their start, a plan at every step, breaks, losses.
+"""What rank 0 carries for 256 and 1,024 ranks: their start, a plan at every step, losses.
 
 The ranks are connections without models, several to a process, over the loopback. Rank 0 is the
 exchange and the planner of real runs, under a policy that makes a new plan after every step.
@@ -57,11 +57,6 @@ class Ranks:
         cpu_s, planning_s = heard(self._rank_0[0])
         return cpu_s, planning_s
 
-    def cut(self) -> None:
-        """Break all connections."""
-        for pipe, _ in self._fakes:
-            pipe.send("cut")
-
     def stop(self, part: int, num_ranks: int) -> float:
         """Stop the process of some ranks; return the seconds until rank 0 has named them all."""
         os.kill(self._fakes[part][1].pid or 0, signal.SIGSTOP)
@@ -73,21 +68,19 @@ class Ranks:
             losses = heard(self._rank_0[0])
         return max(losses.values()) - began_s if len(losses) == num_ranks else float("inf")
 
-    def end(self, stopped: int | None = None) -> tuple[int, int]:
-        """End all; return how many processes heard of a loss, and connections made again."""
-        num_told = num_made_again = 0
+    def end(self, stopped: int) -> int:
+        """End all; return how many processes heard of a loss."""
+        num_told = 0
         for number, (pipe, _) in enumerate(self._fakes):
             if number != stopped:
                 pipe.send("end")
-                told, made_again = heard(pipe)
-                num_told += bool(told)
-                num_made_again += made_again
+                num_told += bool(heard(pipe))
         self._rank_0[0].send("end")
         self._rank_0[1].join(_TIMEOUT_S)
         for _, process in (*self._fakes, self._rank_0):
             process.kill()
             process.join()
-        return num_told, num_made_again
+        return num_told
 
     def _fakes_ready(self) -> None:
         for pipe, _ in self._fakes:
@@ -112,7 +105,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Measure one message, then whole runs."""
     yield one_message(2_000 if options.quick else 50_000)
     for world_size, most_s, most_cpu_s in SIZES:
-        progress(f"{world_size} ranks: start, steps, breaks, the loss of one")
+        progress(f"{world_size} ranks: start, steps, the loss of one")
         ranks = Ranks(world_size)
         yield Row(
             f"{world_size} ranks: until all are connected",
@@ -121,7 +114,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             met=ranks.joined_s <= most_s,
         )
         yield of_a_step(ranks, world_size, 30 if options.quick else 300, most_cpu_s)
-        yield from of_faults(ranks, world_size)
+        yield of_losses(ranks, world_size)
 
 
 def one_message(number: int) -> Row:
@@ -129,7 +122,7 @@ def one_message(number: int) -> Row:
     caller, door = Wire(b"a key", is_caller=True), Wire(b"a key", is_caller=False)
     text = encode({"step": 118, "reports": [[118, 32, 8192, 0.1234567, 0.001234] + [0] * 9]})
     began_s = perf_counter()
-    messages = [caller.head(text, 7) + text.data for _ in range(number)]
+    messages = [caller.head(text) + text.data for _ in range(number)]
     sealed_s = perf_counter()
     for message in messages:
         door.take(message)
@@ -155,29 +148,19 @@ def of_a_step(ranks: Ranks, world_size: int, num_steps: int, most_cpu_s: float) 
     )
 
 
-def of_faults(ranks: Ranks, world_size: int) -> Iterator[Row]:
-    """Break all connections, then stop one rank; in another run, stop ten."""
-    ranks.cut()
-    began_s = perf_counter()
-    ranks.steps(5)
-    took_s = perf_counter() - began_s
+def of_losses(ranks: Ranks, world_size: int) -> Row:
+    """Stop one rank; in another run, stop ten."""
     one_s = ranks.stop(0, 1)
     sleep(HEARTBEAT_S)
-    num_told, num_made_again = ranks.end(stopped=0)
-    yield Row(
-        f"{world_size} ranks: all connections break at once",
-        "each is made again, and steps go on",
-        {"made_again": num_made_again, "five_steps_s": took_s},
-        met=num_made_again >= world_size - 2,  # one was stopped later, and tells nothing
-    )
+    num_told = ranks.end(stopped=0)
     progress(f"{world_size} ranks: the loss of ten")
     ranks = Ranks(world_size)
     ranks.steps(3)
     ten_s = ranks.stop(1, 10)
     sleep(HEARTBEAT_S)
-    num_told_of_ten, _ = ranks.end(stopped=1)
+    num_told_of_ten = ranks.end(stopped=1)
     limit_s = DEADLINE_S + 2 * HEARTBEAT_S
-    yield Row(
+    return Row(
         f"{world_size} ranks: one is stopped, and in another run ten",
         f"named within {limit_s:g} s, the deadline and two heartbeats; all others hear of it",
         {"one_s": one_s, "ten_s": ten_s, "processes_told": (num_told, num_told_of_ten)},

@@ -5,8 +5,11 @@ from __future__ import annotations
 import threading
 from queue import Queue
 
+from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._meeting import connect_star
+from evenstep._exchange._peer import Peer
 from evenstep._exchange._router import Router
+from evenstep._exchange._wire import Wire
 
 FAST = {"heartbeat_s": 0.05, "deadline_s": 0.4}
 
@@ -30,6 +33,19 @@ class Listener:
         """Nothing is due."""
 
 
+def peers_over(connections):
+    """Return a peer over each open socket, by the other end's rank; they share an empty key."""
+    return {
+        number: Peer(connection, Wire(b"", is_caller=number == 0))
+        for number, connection in connections.items()
+    }
+
+
+def channel_over(connections, **settings):
+    """Return a channel over open sockets, by the other end's rank."""
+    return StarChannel(peers_over(connections), **settings)
+
+
 def rendezvous(world_size):
     """Return a ``share`` for threads: rank 0's value for everybody."""
     box, there = [], threading.Event()
@@ -44,12 +60,13 @@ def rendezvous(world_size):
     return share
 
 
-def meet(world_size=2):
-    """Return the connections of all ranks, by rank: real ones, that can be made again."""
-    share, stars = rendezvous(world_size), {}
+def meet(world_size=2, *, share=None, **settings):
+    """Return the connections of all ranks, by rank: real ones."""
+    share, stars = share or rendezvous(world_size), {}
+    settings = {"addresses": ["127.0.0.1"]} | settings
 
     def join(rank):
-        stars[rank] = connect_star(rank, world_size, share, addresses=["127.0.0.1"])
+        stars[rank] = connect_star(rank, world_size, share, **settings)
 
     threads = [threading.Thread(target=join, args=(rank,)) for rank in range(world_size)]
     for thread in threads:
@@ -70,6 +87,13 @@ class AllThere:
 
     def lose(self, rank, problem):
         raise AssertionError(f"rank {rank}: {problem}")
+
+
+def close_all(stars):
+    """Close the connections of all ranks."""
+    for peers in stars.values():
+        for peer in peers.values():
+            peer.close()
 
 
 def router(rank=0, world_size=1, channel=None, owner=None):

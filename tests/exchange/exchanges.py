@@ -18,7 +18,7 @@ from evenstep._exchange._place import ENDED, Framework, Place, frame_of, line_of
 from evenstep._planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
 
-from .channels import meet
+from .channels import channel_over, meet
 
 
 def place_of(thread_id):
@@ -81,7 +81,7 @@ def pairs():
             Exchange(
                 rank,
                 ["a", "b"],
-                StarChannel({1 - rank: end}, **watch),
+                channel_over({1 - rank: end}, **watch),
                 framework=PLAIN,
                 lag=lag,
                 emit=emit,
@@ -103,19 +103,13 @@ def pairs():
 
 @contextmanager
 def linked(framework, planner, **settings):
-    """Two exchanges over connections that can be made again, with what each emitted, and those."""
+    """Two exchanges over real connections, with what each emitted, and the connections."""
     stars, emitted = meet(), ([], [])
     exchanges = [
         Exchange(
             rank,
             ("first", "second"),
-            StarChannel(
-                stars[rank].connections,
-                heartbeat_s=0.05,
-                deadline_s=5,
-                star=stars[rank],
-                reconnect_s=0.1,
-            ),
+            StarChannel(stars[rank], heartbeat_s=0.05, deadline_s=5),
             framework=framework,
             emit=emitted[rank].append,
             grace_s=1000,
@@ -134,7 +128,7 @@ def linked(framework, planner, **settings):
 def alone(*, starts=True, **settings):
     """Return rank 0's exchange of a pair, and the other end of its connection."""
     one, other = socket.socketpair()
-    channel = StarChannel({1: one}, heartbeat_s=0.02, deadline_s=5.0)
+    channel = channel_over({1: one}, heartbeat_s=0.02, deadline_s=5.0)
     settings = {"framework": PLAIN, "emit": lambda event: None, **settings}
     exchange = Exchange(0, ["a", "b"], channel, **settings)
     if starts:

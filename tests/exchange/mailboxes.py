@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import socket
 
-from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._mailbox import Mailbox
 
-from .channels import FAST, router
+from .channels import FAST, channel_over, router
 
 
 class End:
@@ -15,7 +14,7 @@ class End:
 
     def __init__(self, rank, connections, world_size):
         self.error = None
-        self.channel = StarChannel(connections, **FAST)
+        self.channel = channel_over(connections, **FAST)
         self.router = router(rank, world_size, self.channel, owner=self)
         self.box = Mailbox(self.router)
         self.router.add(self.box)

@@ -1,6 +1,7 @@
 """Messages arrive whole and in order; a peer that is gone or silent is named once."""
 
 import contextlib
+import logging
 import socket
 import struct
 import threading
@@ -8,17 +9,18 @@ from queue import Queue
 
 import pytest
 
-from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._greeting import Greeting
 from evenstep._exchange._meeting import connect_star
+from evenstep._exchange._wire import Wire, encode
 
-from .channels import FAST, Listener, rendezvous
+from .channels import FAST, Listener, channel_over, close_all, meet, rendezvous
 
 
 @pytest.fixture
 def pair():
     """Two channels that talk to each other, rank 0 and rank 1, and their listeners."""
     one, other = socket.socketpair()
-    channels = StarChannel({1: one}, **FAST), StarChannel({0: other}, **FAST)
+    channels = channel_over({1: one}, **FAST), channel_over({0: other}, **FAST)
     listeners = Listener(), Listener()
     for channel, listener in zip(channels, listeners, strict=True):
         channel.start(listener)
@@ -52,6 +54,20 @@ def test_a_receiver_that_raises_does_not_end_the_channel(pair, caplog):
     assert "The exchange failed on a message" in caplog.text
 
 
+def test_a_log_that_raises_ends_no_exchange(pair):
+    """As the handler of a user's that sends records over the network, when that has a break."""
+    (first, _), (_, at_second) = pair
+    log, failing = logging.getLogger("evenstep"), logging.Handler()
+    failing.emit = lambda record: 1 / 0
+    log.addHandler(failing)
+    first.send(1, {"please": "raise"})
+    first.send(1, {"and": "go on"})
+
+    assert at_second.messages.get(timeout=5) == (0, {"please": "raise"})
+    assert at_second.messages.get(timeout=5) == (0, {"and": "go on"})
+    log.removeHandler(failing)
+
+
 def test_a_thread_that_fails_is_a_loss_of_all_and_goes_on_ticking(pair, caplog):
     """Both ends hear of it: nobody waits for messages that nobody reads."""
     (first, second), (at_first, at_second) = pair
@@ -81,7 +97,7 @@ def test_a_closed_connection_is_noticed_at_once(pair):
 
     peer, problem = at_first.losses.get(timeout=5)
     assert peer == 1
-    assert problem == "its connection closed: it ended, was killed or cut off"
+    assert problem.startswith("its connection closed: it ended, was killed or cut off")
     first.send(1, {"to": "nobody"})  # is no error
     assert at_first.losses.empty()
 
@@ -89,7 +105,7 @@ def test_a_closed_connection_is_noticed_at_once(pair):
 def test_silence_is_noticed_by_the_deadline():
     """An open connection over which nothing comes counts as lost."""
     one, other = socket.socketpair()
-    channel, listener = StarChannel({7: one}, **FAST), Listener()
+    channel, listener = channel_over({7: one}, **FAST), Listener()
 
     channel.start(listener)
     peer, problem = listener.losses.get(timeout=10)
@@ -103,7 +119,7 @@ def test_silence_is_noticed_by_the_deadline():
 def test_a_peer_that_reads_nothing_holds_up_nobody():
     """What its connection does not take is kept, and it is still noticed by the deadline."""
     one, other = socket.socketpair()
-    channel, listener = StarChannel({7: one}, **FAST), Listener()
+    channel, listener = channel_over({7: one}, **FAST), Listener()
 
     channel.start(listener)
     channel.send(7, {"much": "x" * (8 << 20)})
@@ -119,7 +135,7 @@ def test_what_a_connection_does_not_take_at_once_arrives_whole():
     """In order with what is sent after it, and before the goodbye; no heartbeat is waited for."""
     one, other = socket.socketpair()
     settings = {"heartbeat_s": 600.0, "deadline_s": 6000.0}
-    first, second = StarChannel({1: one}, **settings), StarChannel({0: other}, **settings)
+    first, second = channel_over({1: one}, **settings), channel_over({0: other}, **settings)
     at_second = Listener()
     first.start(Listener())
     second.start(at_second)
@@ -147,7 +163,7 @@ def test_a_pause_of_this_process_is_no_silence_of_the_others():
         return now[0]
 
     channel, listener = (
-        StarChannel({1: one}, heartbeat_s=0.05, deadline_s=500, clock=clock),
+        channel_over({1: one}, heartbeat_s=0.05, deadline_s=500, clock=clock),
         (Listener()),
     )
     channel.start(listener)
@@ -185,26 +201,14 @@ def test_calls_are_made_in_order_on_the_thread(pair):
 
 def test_a_star_connects_everybody_with_rank_zero():
     """The first address that answers is taken, and each rank is known by its number."""
-    share, found = rendezvous(3), {}
+    found = meet(3, addresses=["192.0.2.1.invalid", "127.0.0.1"])
 
-    def join(rank):
-        found[rank] = connect_star(rank, 3, share, addresses=["192.0.2.1.invalid", "127.0.0.1"])
-
-    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(20)
-
-    assert sorted(found[0].connections) == [1, 2]
-    assert list(found[1].connections) == list(found[2].connections) == [0]
+    assert sorted(found[0]) == [1, 2]
+    assert list(found[1]) == list(found[2]) == [0]
     for rank in (1, 2):
-        found[rank].connections[0].sendall(bytes([rank]))
-        assert found[0].connections[rank].recv(1) == bytes([rank])
-    found[0].server.close()
-    for star in found.values():
-        for connection in star.connections.values():
-            connection.close()
+        found[rank][0].send(encode({"rank": rank}))
+        assert found[0][rank].receive() == [{"rank": rank}]
+    close_all(found)
 
 
 def test_an_address_that_nobody_reaches_is_an_error_with_a_remedy():
@@ -220,7 +224,7 @@ def test_whoever_answers_nonsense_is_not_rank_zero():
 
     def answer():
         connection, _ = server.accept()
-        connection.sendall(bytes(16) + struct.pack("!IQ", 2, 0) + bytes(32) + b"[]")
+        connection.sendall(bytes(16) + struct.pack("!I", 2) + bytes(32) + b"[]")
         connection.recv(1)
         connection.close()
 
@@ -239,72 +243,58 @@ def test_ranks_that_never_come_are_named():
         connect_star(0, 3, lambda value: value, addresses=["127.0.0.1"], timeout_s=0.2)
 
 
-@pytest.mark.parametrize("text", [b"x" * 36, struct.pack("!I", 4000) + b"[" * 4000])
+def guessed_greeting():
+    """The greeting of rank 1, by someone who has guessed the token and the challenge."""
+    text = encode(Greeting(1, None)._asdict())
+    return b"n" * 16 + Wire(b"guessed", is_caller=True).head(text) + text.data
+
+
+# The third is nested more deeply than Python's parser follows.
+GARBAGE = (b"GET / HTTP/1.1\r\n\r\n", b"\0" * 5000, b"n" * 16 + b"\0\0\x0f\xa0" + b"[" * 4032)
+
+
+@pytest.mark.parametrize("text", [*GARBAGE, guessed_greeting()])
 def test_a_stranger_is_turned_away(text):
     """A connection without the token is closed, and the rank behind it still counts as missing."""
+    with contextlib.ExitStack() as crowd:
 
-    def share(meeting):
-        with socket.create_connection(("127.0.0.1", meeting["port"])) as stranger:
+        def share(meeting):
+            stranger = crowd.enter_context(socket.create_connection(("127.0.0.1", meeting["port"])))
             stranger.sendall(text)
-        return meeting
+            return meeting
 
-    with pytest.raises(ConnectionError, match=r"Rank 1 did not reach"):
-        connect_star(0, 2, share, addresses=["127.0.0.1"], timeout_s=0.5)
+        with pytest.raises(ConnectionError, match=r"Rank 1 did not reach"):
+            connect_star(0, 2, share, addresses=["127.0.0.1"], timeout_s=0.5)
 
 
-def met(addresses, *, strangers=0, timeout_s=20.0):
-    """Return both stars of two ranks, which meet beside strangers that say next to nothing."""
-    share, stars = rendezvous(2), {}
+@pytest.mark.parametrize("num_strangers", [4, 200])
+def test_strangers_that_drip_hold_up_no_start(num_strangers):
+    """They are listened to all at once, and the oldest go where there are too many.
+
+    One after the other they would take five seconds each.
+    """
+    share = rendezvous(2)
     with contextlib.ExitStack() as crowd:
 
         def crowded(value):
             meeting = share(value)
-            for _ in range(strangers if value is None else 0):  # before this rank connects
-                address = meeting["addresses"][0], meeting["port"]
+            for _ in range(num_strangers if value is None else 0):  # before this rank connects
+                address = "127.0.0.1", meeting["port"]
                 stranger = crowd.enter_context(socket.create_connection(address))
                 stranger.sendall(b"\0")
             return meeting
 
-        def join(rank):
-            stars[rank] = connect_star(rank, 2, crowded, addresses=addresses, timeout_s=timeout_s)
-
-        threads = [threading.Thread(target=join, args=(rank,)) for rank in (0, 1)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join(30)
-    return stars
-
-
-def close_all(stars):
-    """Close what two ranks have opened."""
-    for star in stars.values():
-        for connection in star.connections.values():
-            connection.close()
-    stars[0].server.close()
-
-
-def test_strangers_that_drip_hold_up_no_start():
-    """They are listened to all at once: one after the other they would take five seconds each."""
-    stars = met(["127.0.0.1"], strangers=4, timeout_s=9.0)
+        stars = meet(share=crowded, timeout_s=9.0)
 
     assert sorted(stars) == [0, 1]
-    assert list(stars[0].connections) == [1]
-    close_all(stars)
-
-
-def test_rank_zero_listens_on_the_loopback_where_all_are_here():
-    """Nobody else's business."""
-    stars = met(["127.0.0.1"])
-
-    assert stars[0].server.getsockname()[0] == "127.0.0.1"
+    assert list(stars[0]) == [1]
     close_all(stars)
 
 
 @pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this host has no IPv6")
 def test_ranks_meet_where_there_is_only_ipv6():
     """By the same socket that hears IPv4."""
-    stars = met(["::1"])
+    stars = meet(addresses=["::1"])
 
-    assert list(stars[0].connections) == [1]
+    assert list(stars[0]) == [1]
     close_all(stars)

@@ -6,10 +6,10 @@ from contextlib import contextmanager
 
 import pytest
 
-from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
 from evenstep.events import StepMeasured
 
+from .channels import channel_over
 from .exchanges import PLAIN, pairs, report, reports_of
 
 
@@ -22,7 +22,7 @@ def three():
         Exchange(
             rank,
             ["a", "b", "c"],
-            StarChannel(star, heartbeat_s=0.05, deadline_s=10.0),
+            channel_over(star, heartbeat_s=0.05, deadline_s=10.0),
             framework=PLAIN,
             emit=lambda event: None,
             heartbeat_s=0.05,

@@ -1,20 +1,21 @@
 """Rank 0 listens where it was told to, and no wider than the ranks need it."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
 import threading
 
+import psutil
 import pytest
 
 from evenstep import torch as ours
-from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._listening import interface_address, listen
 from evenstep._exchange._meeting import Meeting, connect_star, dial
 from evenstep._exchange._process import network_name, process_name
 
-from .channels import FAST, meet, rendezvous
+from .channels import close_all, meet, rendezvous
 
 
 def listening(addresses, ports=(0,)):
@@ -82,14 +83,27 @@ def test_a_port_that_is_released_in_time_is_taken():
     timer.join()
 
 
-def test_a_port_is_free_once_its_run_is_over():
-    """Also where a forked process that lives on, such as a loader worker, holds the socket."""
-    stars = meet()
-    port, held = stars[0].meeting.port, stars[0].server.dup()
-    StarChannel(stars[0].connections, star=stars[0], **FAST).close()
+def test_a_port_is_free_once_all_ranks_have_connected():
+    """For the next run, while this one lasts, and though a forked process holds the socket."""
+    share, held = rendezvous(2), []
 
-    with held, stars[1].connections[0]:
+    def forking(value):
+        if value is not None:
+            (server,) = (one for one in psutil.Process().net_connections() if is_at(one, value))
+            held.append(socket.socket(fileno=os.dup(server.fd)))
+        return share(value)
+
+    stars = meet(share=forking)
+    port = held[0].getsockname()[1]
+
+    with held[0]:
         assert listening(["127.0.0.1"], [port]) == ("127.0.0.1", port)
+    close_all(stars)
+
+
+def is_at(connection, meeting):
+    """Tell whether a socket listens at the port of a meeting."""
+    return (connection.status, connection.laddr.port) == (psutil.CONN_LISTEN, meeting["port"])
 
 
 @pytest.mark.parametrize(
@@ -111,16 +125,18 @@ def test_it_listens_where_the_ranks_know_it(addresses, where):
 MEETING = """
 import sys, threading
 from queue import Queue
+import psutil
 from evenstep._exchange._meeting import connect_star, loopback
 told = Queue()
 def share(value):
     if value is None:
         return told.get(timeout=20)
+    print(*[one.laddr.ip for one in psutil.Process().net_connections() if one.status == "LISTEN"])
     told.put(value)
     return value
 address = loopback() if sys.argv[1] == "loopback" else sys.argv[1]
 threading.Thread(target=connect_star, args=(1, 2, share), kwargs={"addresses": []}).start()
-print(connect_star(0, 2, share, addresses=[address]).server.getsockname()[0])
+connect_star(0, 2, share, addresses=[address])
 """
 
 
@@ -186,7 +202,7 @@ def test_more_ranks_than_open_files_are_an_error_with_a_remedy():
     meeting = Meeting(("127.0.0.1",), int(port), token, None)
     with contextlib.ExitStack() as calls, contextlib.suppress(ConnectionError):
         for rank in range(1, 41):
-            calls.enter_context(dial(meeting, rank, 0, timeout_s=20).connection)
+            calls.enter_context(dial(meeting, rank, timeout_s=20).connection)
     _, text = rank_0.communicate(timeout=50)
 
     assert "Rank 0 needs 40 connections and cannot open that many" in text

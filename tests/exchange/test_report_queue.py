@@ -5,13 +5,12 @@ import threading
 
 import pytest
 
-from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._message_kinds import HoldNothing, StepReports, read
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._report_queue import ReportQueue
 from evenstep._exchange._wire import Wire
 
-from .channels import AllThere, Listener, router
+from .channels import AllThere, Listener, channel_over, router
 
 
 class Owner(AllThere):
@@ -36,7 +35,7 @@ def report(step):
 def reports():
     """Rank 1's reports, with what rank 0 has been sent since the last look."""
     one, other = socket.socketpair()
-    channel = StarChannel({0: one}, heartbeat_s=60.0, deadline_s=200.0)
+    channel = channel_over({0: one}, heartbeat_s=60.0, deadline_s=200.0)
     channel.start(Listener())
     peer = Peer(other, Wire(b"", is_caller=False))
     OWNER.lost.clear()

@@ -3,17 +3,16 @@
 import math
 import socket
 
-from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._unit_sums import UnitSums
 
-from .channels import Reading, router
+from .channels import Reading, channel_over, router
 
 
 def test_the_sum_is_the_same_bits_everywhere():
     """Over a real connection, in any order."""
     one, other = socket.socketpair()
     channels = [
-        StarChannel({1 - rank: end}, heartbeat_s=1.0, deadline_s=9.0)
+        channel_over({1 - rank: end}, heartbeat_s=1.0, deadline_s=9.0)
         for rank, end in enumerate((one, other))
     ]
     routers = [router(rank, 2, channels[rank]) for rank in (0, 1)]

@@ -7,12 +7,12 @@ from queue import Queue
 
 import pytest
 
-from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
 from evenstep._planner import Job, Planner
 from evenstep.events import WorkerLost
 from evenstep.exceptions import WorkerLostError
 
+from .channels import channel_over
 from .exchanges import PLAIN, Shifting, alone, pairs, report, reports_of
 
 STUCK = replace(PLAIN, is_stuck=lambda thread_id: True)
@@ -29,7 +29,7 @@ def test_a_lost_worker_is_an_error_for_everybody_who_waits():
     """With its rank and host, and an event on rank 0."""
     one, other = socket.socketpair()
     emitted = Queue()
-    channel = StarChannel({1: one}, heartbeat_s=0.05, deadline_s=5.0)
+    channel = channel_over({1: one}, heartbeat_s=0.05, deadline_s=5.0)
     exchange = Exchange(0, ["a", "b"], channel, framework=PLAIN, emit=emitted.put)
     exchange.start()
     exchange.lead(Planner(Shifting(), Job(2, 16)))

@@ -166,8 +166,7 @@ def test_a_broken_connection_ends_the_collective_with_the_name_in_it(pair):
     """So that a training thread comes out of TensorFlow."""
     (first, _), (steps, _), happened, stars = pair
     train(steps)
-    stars[0].server.close()
-    stars[1].connections[0].close()
+    stars[1][0].hang_up()
     lost = first.losses.verdict(within_s=10)
 
     assert lost is not None

@@ -2,8 +2,7 @@
 
 Why not the process group: gloo names only a port when a peer dies and nothing at all when one is
 stopped, its receives cannot be given up without breaking the group, and a group's life ends with
-`destroy_process_group`. A socket per peer says at once which peer closed it, and one that broke
-between two living processes can be made again.
+`destroy_process_group`. A socket per peer says at once which peer closed it.
 """
 
 from __future__ import annotations
@@ -14,24 +13,17 @@ import socket
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable
-from contextlib import suppress
 from time import monotonic
 from typing import Any, Protocol
 
-from ._door import Door
-from ._greeting import Newcomer
 from ._internal import say
-from ._meeting import Call, Star, dial
-from ._peer import Peer, hang_up
+from ._peer import CLOSED, Peer
 from ._process import has_ended, process_name
-from ._wire import VERSION, Text, Wire, encode
+from ._wire import Text, encode
 
-_RETRY_S = 0.05  # between two looks after a broken connection
 _FLUSH_S = 0.002  # between two looks whether a connection takes more
-_DIAL_S = 1.0  # for one try to make it again
 _JOIN_S = 10.0  # at the close, for a policy that does not come to an end
 _SILENT = "stopped, hung or cut off (if it was only slow, raise `Runtime(deadline_s=...)`)"
-_CLOSED = "its connection closed: it ended, was killed or cut off"
 
 
 class Receiver(Protocol):
@@ -54,47 +46,32 @@ class StarChannel:
     A peer that has sent nothing for ``deadline_s`` counts as lost: so a stopped process is
     noticed as well as a dead one. A pause of this process itself is no silence of the others.
 
-    A connection that breaks is made again, by the rank that is not rank 0, and every message that
-    was on its way is sent again. A peer counts as lost at once if it said its last word or if its
-    process is known to have ended, else after ``reconnect_s`` without a new connection.
+    A peer whose connection breaks is lost at once. TCP itself gets over a link that is down for
+    some seconds.
 
     Args:
-        connections: an open socket for each peer's rank. They belong to the channel from now on.
+        peers: the connection with each, by its rank. They belong to the channel from now on.
         heartbeat_s: seconds between two heartbeats, positive.
         deadline_s: seconds of silence after which a peer counts as lost, more than
             ``heartbeat_s``.
-        star: how to make a connection again, and what authenticates it. None is for the two ends
-            of a socket pair: their key is empty, and a connection that breaks stays broken.
-        reconnect_s: seconds to try it for; None is 5, and at most a third of ``deadline_s``.
         clock: monotonic seconds.
     """
 
     def __init__(
         self,
-        connections: dict[int, socket.socket],
+        peers: dict[int, Peer],
         *,
         heartbeat_s: float,
         deadline_s: float,
-        star: Star | None = None,
-        reconnect_s: float | None = None,
         clock: Callable[[], float] = monotonic,
     ) -> None:
-        self._peers = {
-            number: Peer(connection, Wire(b"", is_caller=number == 0))
-            if star is None
-            else Peer(connection, star.wires[number], process=star.processes[number])
-            for number, connection in connections.items()
-        }
-        self._star = star
+        self._peers = peers
         self._here = process_name()
         self._heartbeat_s = heartbeat_s
         self._deadline_s = deadline_s
-        self.reconnect_s = min(5.0, deadline_s / 3) if reconnect_s is None else reconnect_s
         self._clock = clock
-        self._heard = dict.fromkeys(connections, clock())
+        self._heard = dict.fromkeys(peers, clock())
         self._gone: set[int] = set()
-        self._broken: dict[int, float] = {}  # since when
-        self._mend_s = -math.inf  # when to look at them next
         self._behind: set[int] = set()  # peers whose connection has not taken all
         self._soon: deque[Callable[[], None]] = deque()
         self._calls: deque[tuple[float, Callable[[], None]]] = deque()  # with when they are due
@@ -102,9 +79,6 @@ class StarChannel:
         self._wake, self._woken = socket.socketpair()
         self._thread: threading.Thread | None = None
         self._selector = selectors.DefaultSelector()
-        self._door = None
-        if star is not None and star.server is not None:
-            self._door = Door(star.meeting.token, self._selector, num_ranks=len(connections))
 
     def start(self, receiver: Receiver) -> None:
         """Start the thread, which tells ``receiver`` whatever happens."""
@@ -155,17 +129,10 @@ class StarChannel:
                 self._make_calls(math.inf)
             self._thread = None
             for number in self._peers.keys() - self._gone:
-                self._peers[number].say_last_word()
-        self._close_connections()
-
-    def _close_connections(self) -> None:
-        if self._door is not None:
-            self._door.close()
+                self._peers[number].send_rest()
         rest: tuple[Any, ...] = (self._wake, self._woken, self._selector)
         for one in (*self._peers.values(), *rest):
             one.close()
-        if self._star is not None and self._star.server is not None:
-            hang_up(self._star.server)
 
     def _run(self, receiver: Receiver) -> None:
         try:
@@ -179,7 +146,7 @@ class StarChannel:
     def _give_up(self, problem: str, receiver: Receiver) -> None:
         """Lose all peers, and act on that until the close."""
         for peer in self._peers.values():
-            peer.break_off()  # first: the others are to take this rank for the one that was lost
+            peer.hang_up()  # first: the others are to take this rank for the one that was lost
         for number in self._peers:
             self._lose(number, problem, receiver)
         while not self._closing.wait(self._heartbeat_s):
@@ -191,29 +158,26 @@ class StarChannel:
         for number, peer in self._peers.items():
             selector.register(peer.connection, selectors.EVENT_READ, number)
         selector.register(self._woken, selectors.EVENT_READ, None)
-        if self._star is not None and self._star.server is not None:
-            self._star.server.setblocking(False)
-            selector.register(self._star.server, selectors.EVENT_READ, self._star.server)
         beat_s = self._clock()
         self._heard = dict.fromkeys(self._heard, beat_s)
         while not self._closing.is_set():
             for key, _ in selector.select(timeout=self._wait_s(beat_s)):
-                self._handle(key, receiver)
+                if key.data is None:
+                    self._woken.recv(1 << 12)
+                else:
+                    self._read(key.data, receiver)
             now_s = self._clock()
             self._make_calls(now_s)
             if now_s >= beat_s:
                 self._beat(now_s, receiver, late_s=now_s - beat_s)
                 beat_s = now_s + self._heartbeat_s
-            if self._broken and now_s >= self._mend_s:
-                self._mend(now_s, receiver)
-                beat_s = max(beat_s, self._clock())  # what a try takes is no pause of this process
 
     def _wait_s(self, beat_s: float) -> float:
         """Return how long there is nothing to do, having sent what could be."""
         if self._soon:
             return 0.0
         due_s = min(beat_s, self._calls[0][0]) if self._calls else beat_s
-        most_s = _FLUSH_S if self._flush() else _RETRY_S if self._broken else math.inf
+        most_s = _FLUSH_S if self._flush() else math.inf
         return min(max(0.0, due_s - self._clock()), most_s)
 
     def _flush(self) -> bool:
@@ -224,30 +188,13 @@ class StarChannel:
                 self._behind.add(number)
         return bool(self._behind - self._gone)
 
-    def _handle(self, key: selectors.SelectorKey, receiver: Receiver) -> None:
-        number = key.data
-        if type(number) is int:  # a peer, as nearly always: a pattern takes thrice as long
-            if key.fileobj is self._peers[number].connection:  # not replaced a moment ago
-                self._read(number, receiver)
-            return
-        match key.data:
-            case None:
-                self._woken.recv(1 << 12)
-            case Newcomer():
-                self._greet(key.data)
-            case _ if self._door is not None:
-                self._door.accept(key.data, self._clock())
-
     def _beat(self, now_s: float, receiver: Receiver, *, late_s: float) -> None:
         for number, peer in self._peers.items():
             if number not in self._gone and peer.beat():
                 self._behind.add(number)
         if late_s > self._heartbeat_s:  # this process was stopped, and the others are not late
             self._heard = dict.fromkeys(self._heard, now_s)
-            self._broken = dict.fromkeys(self._broken, now_s)
         self._check_silence(now_s, receiver)
-        if self._door is not None:
-            self._door.clear(now_s)
         self._guard(receiver.tick)
 
     def _make_calls(self, now_s: float) -> None:
@@ -264,93 +211,23 @@ class StarChannel:
             self._heard[number] = self._clock()
         for message in messages or ():
             self._guard(receiver.received, number, message)
-        if not peer.is_over:
-            return
-        if peer.refused:
-            text = "The connection to rank %d is closed, since a message was refused: %s."
-            say(text, number, peer.refused)
-        self._forget(peer.connection)
-        peer.break_off()
-        if self._star is None or peer.is_leaving:
-            self._lose(number, _CLOSED, receiver)
-        elif number not in self._gone:
-            self._broken[number] = self._clock()
+        if peer.end:
+            self._selector.unregister(peer.connection)
+            peer.hang_up()
+            self._lose(number, peer.end, receiver)
 
     def _check_silence(self, now_s: float, receiver: Receiver) -> None:
-        for number, heard_s in self._heard.items():
-            silent_s = now_s - heard_s
+        for number, peer in self._peers.items():
+            silent_s = now_s - self._heard[number]
             if number in self._gone:
                 continue
             if silent_s > self._deadline_s:
                 self._lose(number, f"it has been silent for {silent_s:.1f} s: {_SILENT}", receiver)
-            elif silent_s > 2 * self._heartbeat_s and self._has_ended(number):
+            elif silent_s > 2 * self._heartbeat_s and has_ended(peer.process, self._here):
                 # Its forked loader workers may keep the connection open for some seconds.
-                self._lose(number, _CLOSED, receiver)
-
-    def _mend(self, now_s: float, receiver: Receiver) -> None:
-        """Try to make broken connections again; give up in time."""
-        self._mend_s = now_s + _RETRY_S  # with a thousand of them, each look takes a while
-        for number, since_s in tuple(self._broken.items()):
-            if self._has_ended(number):
-                self._lose(number, _CLOSED, receiver)
-            elif number == 0 and self._redial():
-                continue
-            elif now_s - since_s > self.reconnect_s:
-                problem = f"{_CLOSED}; it made no new one within {now_s - since_s:.1f} s"
-                self._lose(number, problem, receiver)
-
-    def _redial(self) -> bool:
-        """Make the connection to rank 0 again, if it can be reached; tell whether it was."""
-        assert self._star is not None
-        peer, star = self._peers[0], self._star
-        try:
-            call = dial(star.meeting, star.rank, peer.num_received, timeout_s=_DIAL_S)
-        except ConnectionError:
-            return False  # tried again in a moment
-        self._resume(0, call)
-        return True
-
-    def _greet(self, newcomer: Newcomer) -> None:
-        """Let a rank in again whose connection broke; here that may not have been noticed yet."""
-        assert self._door is not None
-        if (said := self._door.read(newcomer)) is None:
-            return
-        peer = self._peers.get(said.rank)
-        if peer is None or said.rank in self._gone or said.version != VERSION:
-            self._door.turn_away(newcomer, f"rank {said.rank} is not missed")
-            return
-        if (connected := self._door.let_in(newcomer, peer.num_received)) is None:
-            return
-        if said.rank not in self._broken:
-            self._forget(peer.connection)
-            peer.break_off()
-            self._broken[said.rank] = self._clock()
-        self._resume(said.rank, Call(*connected, said.num_received))
-
-    def _forget(self, connection: socket.socket) -> None:
-        """Listen no more to a connection, which may be unknown or closed already."""
-        with suppress(KeyError, ValueError):
-            self._selector.unregister(connection)
-
-    def _resume(self, number: int, call: Call) -> None:
-        assert self._star is not None
-        now_s, since_s = self._clock(), self._broken.pop(number)
-        self._peers[number].resume(*call)
-        self._behind.add(number)  # perhaps: what is sent again may be more than it takes
-        self._heard[number] = now_s
-        self._selector.register(call.connection, selectors.EVENT_READ, number)
-        say(
-            "The connection between rank 0 and rank %d broke and was restored after %.2f s; "
-            "training continues and no message was lost.",
-            number or self._star.rank,
-            now_s - since_s,
-        )
-
-    def _has_ended(self, number: int) -> bool:
-        return has_ended(self._peers[number].process, self._here)
+                self._lose(number, CLOSED, receiver)
 
     def _lose(self, number: int, problem: str, receiver: Receiver) -> None:
-        self._broken.pop(number, None)
         if number not in self._gone:
             self._gone.add(number)
             self._guard(receiver.lost, number, problem)

@@ -68,15 +68,13 @@ class Door:
             self.turn_away(newcomer, str(error))
             return None
 
-    def let_in(self, newcomer: Newcomer, num_received: int) -> tuple[socket.socket, Wire] | None:
+    def let_in(self, newcomer: Newcomer) -> tuple[socket.socket, Wire] | None:
         """Welcome a newcomer that has greeted; return its connection, or None if that broke.
 
-        Args:
-            newcomer: no longer read here.
-            num_received: messages received from that rank over earlier connections.
+        It is no longer read here.
         """
         try:
-            connected = newcomer.welcome(num_received)
+            connected = newcomer.welcome()
         except OSError as error:
             self.turn_away(newcomer, str(error))
             return None
@@ -104,7 +102,7 @@ class Door:
     def close(self) -> None:
         """Turn all newcomers away."""
         for newcomer in tuple(self._since_s):
-            self.turn_away(newcomer, "the run is over")
+            self.turn_away(newcomer, "all ranks have connected")
 
     def _make_room(self, reason: str) -> None:
         """Turn the oldest newcomer away of those that have said nothing, if there are any."""

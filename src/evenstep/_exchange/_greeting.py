@@ -23,27 +23,13 @@ class Greeting(NamedTuple):
 
     Attributes:
         rank: that of the caller.
-        num_received: messages it has received from rank 0 over earlier connections.
         process: the name of its process, where it has one.
         version: of evenstep and of the protocol, as ``VERSION`` has them.
     """
 
     rank: int
-    num_received: int
     process: str | None
     version: str = VERSION
-
-
-class Welcome(NamedTuple):
-    """What rank 0 answers.
-
-    Attributes:
-        num_received: messages it has received from that rank over earlier connections.
-        version: of evenstep and of the protocol.
-    """
-
-    num_received: int
-    version: str
 
 
 @final
@@ -97,21 +83,17 @@ class Newcomer:
         frame = self._wire.take(self._buffer, _NONCE, longest=_LONGEST)
         return None if frame is None else _greeting(frame)
 
-    def welcome(self, num_received: int) -> tuple[socket.socket, Wire]:
-        """Answer the greeting; return the connection and its wire, ready to use.
-
-        Args:
-            num_received: messages received from that rank over earlier connections.
-        """
+    def welcome(self) -> tuple[socket.socket, Wire]:
+        """Answer the greeting; return the connection and its wire, ready to use."""
         assert self._wire is not None
         text = encode({"version": VERSION})
         self.connection.settimeout(None)
-        self.connection.sendall(self._wire.head(text, num_received) + text.data)
+        self.connection.sendall(self._wire.head(text) + text.data)
         return tune(self.connection), self._wire
 
 
-def greet(connection: socket.socket, token: str, greeting: Greeting) -> tuple[Wire, Welcome]:
-    """Greet rank 0; return the connection's wire and the welcome.
+def greet(connection: socket.socket, token: str, greeting: Greeting) -> tuple[Wire, str]:
+    """Greet rank 0; return the connection's wire and the version that rank 0 welcomes with.
 
     Raises:
         ValueError: the other end is not rank 0.
@@ -121,14 +103,12 @@ def greet(connection: socket.socket, token: str, greeting: Greeting) -> tuple[Wi
     while len(challenge) < _NONCE:
         challenge += _received(connection, _NONCE - len(challenge))
     wire = Wire(_key(token, bytes(challenge), nonce), is_caller=True)
-    said = {"version": greeting.version, "rank": greeting.rank, "process": greeting.process}
-    text = encode(said)
-    connection.sendall(nonce + wire.head(text, greeting.num_received) + text.data)
+    text = encode(greeting._asdict())
+    connection.sendall(nonce + wire.head(text) + text.data)
     buffer = bytearray()
     while (frame := wire.take(buffer, longest=_LONGEST)) is None:
         buffer += _received(connection, num_missing(buffer))  # and nothing of what follows
-    text_of_welcome, num_received, *_ = frame
-    return wire, Welcome(num_received, str(decode(text_of_welcome)["version"]))
+    return wire, str(decode(frame[0])["version"])
 
 
 def tune(connection: socket.socket) -> socket.socket:
@@ -144,9 +124,8 @@ def _key(token: str, challenge: bytes, nonce: bytes) -> bytes:
 
 def _greeting(frame: Frame) -> Greeting:
     """Return what an authentic greeting says; newer versions may say more."""
-    text, num_received, *_ = frame
-    said = decode(text)
-    return Greeting(int(said["rank"]), num_received, said["process"], str(said["version"]))
+    said = decode(frame[0])
+    return Greeting(int(said["rank"]), said["process"], str(said["version"]))
 
 
 def _received(connection: socket.socket, most: int) -> bytes:

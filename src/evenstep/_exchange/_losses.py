@@ -72,7 +72,7 @@ class Losses:
 
     Attributes:
         on_loss: told of the error at once.
-        explain: what else is said of a rank whose connection broke.
+        explain: what else is said of a rank whose connection closed or fell silent.
         thread_id: the training thread's.
         left: who has ended its run, as far as this rank has heard.
         wrong: the error of gradients that were wrong.
@@ -235,7 +235,6 @@ class Losses:
             return self.wrong
         self._steps.report_all()
         self._router.to_leader(CollectiveBroke(self._steps.last_step))  # who hears of all ends
-        within_s += self._router.reconnect_s
         with self._router.changed:
             self._router.changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
         self._break_collective()

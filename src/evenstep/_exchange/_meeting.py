@@ -1,4 +1,4 @@
-"""How every rank gets its connection to rank 0, at the start and after a break."""
+"""How every rank gets its connection to rank 0, once, at the start."""
 
 from __future__ import annotations
 
@@ -7,16 +7,17 @@ import secrets
 import selectors
 import socket
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from time import monotonic, sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 from ._door import Door
 from ._greeting import Greeting, Newcomer, greet, tune
 from ._listening import interface_address, listen
 from ._listening import loopback as loopback
+from ._peer import Peer, hang_up
 from ._process import process_name
-from ._wire import VERSION, ProtocolError, Wire, check_versions
+from ._wire import VERSION, ProtocolError, check_versions
 from ._world_check import listed
 
 _LOOK_S = 0.5  # between two looks at which newcomers have not greeted
@@ -45,41 +46,6 @@ class Meeting:
     process: str | None
 
 
-@dataclass(frozen=True, slots=True)
-class Star:
-    """The connections of one rank, and what it takes to make one again.
-
-    Attributes:
-        rank: this process.
-        meeting: where rank 0 is reached.
-        connections: open sockets, by peer.
-        processes: names of the peers' processes, by peer.
-        server: on rank 0, where it listens; None elsewhere.
-        wires: what authenticates the connections, by peer.
-    """
-
-    rank: int
-    meeting: Meeting
-    connections: dict[int, socket.socket]
-    processes: dict[int, str | None]
-    server: socket.socket | None = None
-    wires: dict[int, Wire] = field(default_factory=dict)
-
-
-class Call(NamedTuple):
-    """A connection to rank 0, just made.
-
-    Attributes:
-        connection: ready for messages.
-        wire: what authenticates it.
-        num_arrived: messages of this rank that rank 0 has received over earlier connections.
-    """
-
-    connection: socket.socket
-    wire: Wire
-    num_arrived: int
-
-
 def connect_star(
     rank: int,
     world_size: int,
@@ -89,11 +55,11 @@ def connect_star(
     addresses: Sequence[str],
     ports: Sequence[int] = _ANY,
     timeout_s: float = 60.0,
-) -> Star:
-    """Open the connections of a star around rank 0.
+) -> dict[int, Peer]:
+    """Return the connections of a star around rank 0, by peer.
 
-    Rank 0 listens for as long as the run lasts, and tells the others, through ``share``, its
-    addresses, the port and a random token.
+    Rank 0 tells the others, through ``share``, its addresses, the port and a random token. It
+    listens until all have connected, and then no more: no stranger reaches a run.
 
     Args:
         rank: this process.
@@ -117,9 +83,7 @@ def connect_star(
         if collect is not None:
             meeting, problem = _found(meeting, rank, timeout_s=timeout_s)
             _agree(collect, problem)
-        call = dial(meeting, rank, 0, timeout_s=timeout_s)
-        processes = {0: meeting.process}
-        return Star(rank, meeting, {0: call.connection}, processes, wires={0: call.wire})
+        return {0: dial(meeting, rank, timeout_s=timeout_s)}
     addresses = [interface_address(address) or address for address in addresses]
     busy_s, backlog = min(_BUSY_S, timeout_s), max(2 * world_size, _BACKLOG)
     try:
@@ -135,18 +99,16 @@ def connect_star(
         if collect is not None:
             _agree(collect, None)
         return _accept_all(server, world_size, meeting, timeout_s)
-    except BaseException:
-        server.close()
-        raise
+    finally:
+        hang_up(server)
 
 
-def dial(meeting: Meeting, rank: int, num_received: int, *, timeout_s: float) -> Call:
+def dial(meeting: Meeting, rank: int, *, timeout_s: float) -> Peer:
     """Connect to rank 0, and try again while it turns connections away.
 
     Args:
         meeting: where rank 0 is reached.
         rank: this process.
-        num_received: messages received from rank 0 over earlier connections.
         timeout_s: how long to try.
 
     Raises:
@@ -154,7 +116,7 @@ def dial(meeting: Meeting, rank: int, num_received: int, *, timeout_s: float) ->
         ProtocolError: rank 0 runs another version of evenstep.
     """
     deadline_s = monotonic() + timeout_s
-    greeting = Greeting(rank, num_received, process_name())
+    greeting = Greeting(rank, process_name())
     while True:
         problems, was_turned_away = [], False
         for address in meeting.addresses:
@@ -204,20 +166,20 @@ class _TurnedAwayError(ConnectionError):
     """The other end closed the connection before it answered."""
 
 
-def _call(meeting: Meeting, address: str, greeting: Greeting, deadline_s: float) -> Call:
+def _call(meeting: Meeting, address: str, greeting: Greeting, deadline_s: float) -> Peer:
     left_s = max(0.1, min(_TRY_S, deadline_s - monotonic()))
     connection = socket.create_connection((address, meeting.port), timeout=left_s)
     try:
         connection.settimeout(max(0.1, deadline_s - monotonic()))
         try:
-            wire, welcome = greet(connection, meeting.token, greeting)
+            wire, version = greet(connection, meeting.token, greeting)
         except ConnectionError as error:
             raise _TurnedAwayError(str(error)) from error
-        check_versions({0: welcome.version, greeting.rank: greeting.version})
+        check_versions({0: version, greeting.rank: greeting.version})
     except BaseException:
         connection.close()
         raise
-    return Call(tune(connection), wire, welcome.num_received)
+    return Peer(tune(connection), wire, process=meeting.process)
 
 
 def _meeting(shared: dict[str, Any]) -> Meeting:
@@ -227,19 +189,21 @@ def _meeting(shared: dict[str, Any]) -> Meeting:
     return Meeting(**{name: shared[name] for name in Meeting.__slots__})
 
 
-def _accept_all(server: socket.socket, world_size: int, meeting: Meeting, timeout_s: float) -> Star:
+def _accept_all(
+    server: socket.socket, world_size: int, meeting: Meeting, timeout_s: float
+) -> dict[int, Peer]:
     """Let all ranks in, whatever else connects."""
-    star = Star(0, meeting, {}, {}, server)
+    peers: dict[int, Peer] = {}
     deadline_s = monotonic() + timeout_s
     server.setblocking(False)
     with selectors.DefaultSelector() as selector:
         door = Door(meeting.token, selector, num_ranks=world_size)
         selector.register(server, selectors.EVENT_READ, None)
         try:
-            while len(star.connections) < world_size - 1:
+            while len(peers) < world_size - 1:
                 left_s = deadline_s - monotonic()
                 if left_s <= 0:
-                    raise _missing(star, world_size, timeout_s)
+                    raise _missing(peers, world_size, meeting, timeout_s)
                 if door.problem is not None and door.problem.errno in _TOO_MANY_FILES:
                     raise ConnectionError(
                         f"Rank 0 needs {world_size - 1} connections and cannot open that many "
@@ -249,18 +213,18 @@ def _accept_all(server: socket.socket, world_size: int, meeting: Meeting, timeou
                     if key.data is None:
                         door.accept(server, monotonic())
                     else:
-                        _let_in(door, key.data, star)
+                        _let_in(door, key.data, peers)
                 door.clear(monotonic())
         except BaseException:
-            for connected in star.connections.values():
+            for connected in peers.values():
                 connected.close()
             raise
         finally:
             door.close()
-    return star
+    return peers
 
 
-def _let_in(door: Door, newcomer: Newcomer, star: Star) -> None:
+def _let_in(door: Door, newcomer: Newcomer, peers: dict[int, Peer]) -> None:
     """Let a newcomer in if it has said which rank it is.
 
     Raises:
@@ -269,21 +233,22 @@ def _let_in(door: Door, newcomer: Newcomer, star: Star) -> None:
     said = door.read(newcomer)
     if said is None:
         return
-    if (connected := door.let_in(newcomer, 0)) is None:
+    if (connected := door.let_in(newcomer)) is None:
         return
-    if (earlier := star.connections.get(said.rank)) is not None:  # one that the rank gave up
+    if (earlier := peers.get(said.rank)) is not None:  # one that the rank gave up
         earlier.close()
-    star.connections[said.rank], star.wires[said.rank] = connected
-    star.processes[said.rank] = said.process
+    peers[said.rank] = Peer(*connected, process=said.process)
     check_versions({0: VERSION, said.rank: said.version})
 
 
-def _missing(star: Star, world_size: int, timeout_s: float) -> ConnectionError:
-    missing = listed(sorted(set(range(1, world_size)) - set(star.connections)))
-    addresses = " or ".join(star.meeting.addresses)
+def _missing(
+    peers: dict[int, Peer], world_size: int, meeting: Meeting, timeout_s: float
+) -> ConnectionError:
+    missing = listed(sorted(set(range(1, world_size)) - set(peers)))
+    addresses = " or ".join(meeting.addresses)
     return ConnectionError(
         f"{missing.capitalize()} did not reach rank 0 within {timeout_s:g} s. The "
-        f"balancer needs one TCP connection from each rank to port {star.meeting.port} of "
+        f"balancer needs one TCP connection from each rank to port {meeting.port} of "
         f"{addresses}: open it between the hosts (`Runtime(ports=...)` sets which), or name an "
         f"address of rank 0 that all can reach with `Runtime(address=...)`."
     )

@@ -189,11 +189,6 @@ class Router:
             return call
         return partial(self._channel.call_soon, partial(self._guarded, call))
 
-    @property
-    def reconnect_s(self) -> float:
-        """Seconds for which a connection that broke is given time to be made again."""
-        return 0.0 if self._channel is None else self._channel.reconnect_s
-
     def close(self) -> None:
         """Send nothing any more, and have no thread wait for what could come."""
         if self._channel is not None:

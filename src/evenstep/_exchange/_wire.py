@@ -1,4 +1,4 @@
-"""One message as bytes: how long it is, what has arrived, a tag that proves who sent it, its text.
+"""One message as bytes: how long it is, a tag that proves who sent it, its text.
 
 The form of a message and of a greeting is the same in all versions, so that ranks of unlike
 versions can tell each other so.
@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, final
 from .. import __version__
 from ._world_check import refusal
 
-PROTOCOL = 15
+PROTOCOL = 16
 """Version of what ranks say to each other; it grows whenever that changes."""
 
 VERSION = f"{__version__} (protocol {PROTOCOL})"
@@ -24,9 +24,8 @@ VERSION = f"{__version__} (protocol {PROTOCOL})"
 
 Data = bytes | bytearray
 
-_HEAD = struct.Struct("!IQ")  # bytes of the text, and messages received so far
+_HEAD = struct.Struct("!I")  # bytes of the text
 _COUNT = struct.Struct("!Q")
-_LAST = 0xFFFFFFFF  # in the place of a length: the connection will be closed on purpose
 _LONGEST = 1 << 28  # bytes of a text: what is longer is no message
 _TAG_BYTES = 32
 _START = _HEAD.size + _TAG_BYTES  # of the text
@@ -44,9 +43,8 @@ class Text(NamedTuple):
     digest: bytes
 
 
-Frame = tuple[Data, int, bool, int]
-"""What has arrived: the text of a message, which a heartbeat has not; how many messages the other
-end has received so far; whether it closes the connection on purpose; and where the next begins."""
+Frame = tuple[Data, int]
+"""What has arrived: the text of a message, empty for a heartbeat, and where the next begins."""
 
 
 def encode(message: Any) -> Text:
@@ -96,9 +94,9 @@ class Wire:
         self._mine, self._theirs = (up, down) if is_caller else (down, up)
         self._num_tagged = self._num_checked = 0
 
-    def head(self, text: Text, num_received: int, *, is_last: bool = False) -> bytes:
+    def head(self, text: Text) -> bytes:
         """Return what goes before a text: messages are sent in the order of these calls."""
-        head = _HEAD.pack(_LAST if is_last else len(text.data), num_received)
+        head = _HEAD.pack(len(text.data))
         tag = _tag(self._mine, self._num_tagged, head, text.digest)
         self._num_tagged += 1
         return head + tag
@@ -112,10 +110,9 @@ class Wire:
         start = at + _START
         if len(data) < start:
             return None
-        length, num_received = _HEAD.unpack_from(data, at)
-        is_last = length == _LAST
-        end = start if is_last else start + length
-        if end - start > longest:
+        (length,) = _HEAD.unpack_from(data, at)
+        end = start + length
+        if length > longest:
             raise ValueError(f"it claims to have {length} bytes, and {longest} are the most")
         if len(data) < end:
             return None
@@ -125,7 +122,7 @@ class Wire:
         if not hmac.compare_digest(tag, data[tagged:start]):
             raise ValueError("it is forged, changed, repeated or out of order")
         self._num_checked += 1
-        return text, num_received, is_last, end
+        return text, end
 
 
 def num_missing(buffer: Data) -> int:

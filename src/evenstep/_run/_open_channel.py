@@ -33,7 +33,7 @@ def open_channel(
     """Connect every rank with rank 0; None with one process. Collective."""
     if ranks.world_size == 1:
         return None
-    star = connect_star(
+    peers = connect_star(
         ranks.rank,
         ranks.world_size,
         ranks.share,
@@ -42,9 +42,4 @@ def open_channel(
         ports=runtime.listening_ports,
         timeout_s=timeout_s,
     )
-    return StarChannel(
-        star.connections,
-        heartbeat_s=runtime.heartbeat_s,
-        deadline_s=runtime.deadline_s,
-        star=star,
-    )
+    return StarChannel(peers, heartbeat_s=runtime.heartbeat_s, deadline_s=runtime.deadline_s)
