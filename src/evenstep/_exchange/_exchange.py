@@ -243,16 +243,16 @@ class Exchange:
         self.losses.check()
 
     def hear_out(self, *, limit_s: float) -> None:
-        """Wait until all ranks have reported this rank's last step, at most ``limit_s``.
+        """Wait until all ranks have reported the last step that this one used, or never will.
 
-        Rank 0 has compared by then what all ranks made of it, or has left already.
+        Rank 0 has compared by then what all ranks made of it.
+
+        Args:
+            limit_s: for how long at most.
         """
         self.report_all()
-        self._router.to_leader(DoneAsked(self.last_step))
-        self._router.wait(
-            lambda: self._answers.newest_done >= self.last_step or 0 in self.losses.left,
-            limit_s=limit_s,
-        )
+        self._router.to_leader(DoneAsked(self.last_used))
+        self._router.wait(self._is_heard_out, limit_s=limit_s)
 
     def report_all(self) -> None:
         """Send the reports that were noted."""
@@ -276,7 +276,7 @@ class Exchange:
             self.report_all()
             self._router.wait(self._are_through, limit_s=_LAST_CLAIMS_S)
             if self._router.rank == 0 and not self.losses.has_failed:
-                self._router.wait(self._has_all_reports, limit_s=_LAST_REPORTS_S)
+                self.hear_out(limit_s=_LAST_REPORTS_S)
             self._router.to_everyone(self.losses.goodbye(self.num_loops))
             self._router.close()
             self._channel = None
@@ -344,10 +344,11 @@ class Exchange:
         is_first = self._first_step is None or index < self._first_step
         return self._answers.plans[_BEFORE_ALL if is_first else index]
 
-    def _has_all_reports(self) -> bool:
-        """Tell whether rank 0 has what all ranks report of its last used step, or ever will."""
-        gone = len(self.losses.left) == self._router.world_size - 1
-        return gone or self._answers.newest_done >= self.last_used  # through which all have come
+    def _is_heard_out(self) -> bool:
+        """Tell whether all have reported this rank's last used step, or who could tell has left."""
+        left, is_leader = self.losses.left, self._router.rank == 0
+        is_over = len(left) == self._router.world_size - 1 if is_leader else 0 in left
+        return is_over or self._answers.newest_done >= self.last_used
 
     def _are_through(self) -> bool:
         """Tell whether no rank will claim more of a step that this rank has done its part of."""
