@@ -167,40 +167,40 @@ class Losses:
                 at = ahead if waiting is None else waiting
                 self._blame(rank, goodbye, f"others are at {at}")
 
-    def lose(self, rank: int, problem: str, *, done: int | None = None) -> None:
+    def lose(self, rank: int, problem: str) -> None:
         """Have a rank count as lost, on all ranks.
 
         Args:
             rank: who is lost.
             problem: how that was noticed.
-            done: the newest step that all have done, as rank 0 says; None if it has not said.
         """
         if self.is_broken:
             return
         if self._router.rank == 0:
             self._steps.report_all()
-        host = self._hosts[rank]
-        if done is None:
-            ends = [goodbye.last_used for goodbye in self._left.values()]
-            done = min([self._steps.newest_done, *ends])
-        error = lost_worker(rank, host, problem, done=done, restart=self._framework.restart)
-        if self._router.rank == 0:
-            # Before anything else: once the main thread knows, this process may end at any time,
-            # and the others would take rank 0 for the one that was lost.
-            self._router.to_everyone(RankLost(rank, problem, done))
-            self._emit(WorkerLost(done, rank, host, problem))
-        self._end_by(error, hangs=rank == self._router.rank)
+        ends = [goodbye.last_used for goodbye in self._left.values()]
+        self.end(RankLost(rank, problem, min([self._steps.newest_done, *ends])))
 
-    def end_wrong(self, found: RanksDiverged | LossRefused) -> None:
-        """Have all ranks hear that gradients were wrong, and end."""
+    def end(self, found: RankLost | RanksDiverged | LossRefused) -> None:
+        """End the run, on all ranks, by the first loss or wrong gradient that is found."""
         if self.is_broken:
             return
-        if self._router.rank == 0:
+        here, lost = self._router.rank, found if isinstance(found, RankLost) else None
+        if here == 0:
+            # Before anything else: once the main thread knows, this process may end at any time,
+            # and the others would take rank 0 for the one that was lost.
             self._router.to_everyone(found)
-        if isinstance(found, LossRefused):
-            self._end_by(ValueError(found.text))
-        else:
-            self._end_by(RanksDivergedError(found.rank, found.text))
+            if lost is not None:
+                host = self._hosts[lost.rank]
+                self._emit(WorkerLost(lost.done, lost.rank, host, lost.problem))
+        error = self._error(found)
+        self.watch.note(error, hangs=lost is not None and lost.rank == here)
+        self.wrong = error if lost is None else None
+        try:
+            self.on_loss(error)
+        finally:
+            self._router.notify()
+            logging.getLogger("evenstep").critical("%s", error)
 
     def disconnected(self, peer: int, problem: str) -> None:
         """Take notice of a broken or silent connection."""
@@ -210,10 +210,10 @@ class Losses:
     def received(self, peer: int, message: Message) -> None:
         """Take in a loss or a goodbye."""
         match message:
-            case RankLost(rank, problem, done):
-                self.lose(rank, problem, done=done)
-            case RanksDiverged() | LossRefused():
-                self.end_wrong(message)
+            case RankLost(rank, problem) if self._router.rank == 0:
+                self.lose(rank, problem)
+            case RankLost() | RanksDiverged() | LossRefused():
+                self.end(message)
             case CollectiveBroke():
                 self._break_collective()
             case Goodbye():
@@ -291,11 +291,12 @@ class Losses:
         if not self._framework.place_of(thread_id).in_collective:
             interrupt_thread(thread_id)
 
-    def _end_by(self, error: RuntimeError | ValueError, *, hangs: bool = False) -> None:
-        self.watch.note(error, hangs=hangs)
-        self.wrong = None if isinstance(error, WorkerLostError) else error
-        try:
-            self.on_loss(error)
-        finally:
-            self._router.notify()
-            logging.getLogger("evenstep").critical("%s", error)
+    def _error(self, found: RankLost | RanksDiverged | LossRefused) -> RuntimeError | ValueError:
+        match found:
+            case RankLost(rank, problem, done):
+                restart = self._framework.restart
+                return lost_worker(rank, self._hosts[rank], problem, done=done, restart=restart)
+            case RanksDiverged(rank, text):
+                return RanksDivergedError(rank, text)
+            case LossRefused(text):
+                return ValueError(text)

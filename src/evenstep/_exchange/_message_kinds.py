@@ -305,12 +305,12 @@ class RankLost:
         rank: who was.
         problem: the reason.
         done: the newest step that all ranks have done, as rank 0 knows it, so that all say the
-            same; None from another rank.
+            same; another rank does not know.
     """
 
     rank: int
     problem: str
-    done: int | None = None
+    done: int = -1
 
 
 @dataclass(frozen=True, slots=True)

@@ -77,7 +77,7 @@ class ServerWatch:
     def _take(self, peer: int, message: Message) -> None:
         match message:
             case RankLost(rank, problem, done):
-                self._done = self._done if done is None else done
+                self._done = done
                 self._lose(rank, problem)
             case Goodbye(failed=(rank, problem)):
                 self._lose(rank, problem)
