@@ -7,15 +7,17 @@ from typing import Any, Final
 
 import numpy as np
 
+from evenstep import AffineTime
 from evenstep._types import FloatArray, IntArray
 from evenstep.timemodels import (
     AbstractTimeModel,
-    ClusterProfile,
     CostEstimator,
+    CubicTime,
+    PiecewiseTime,
     Profile,
     TableTime,
 )
-from evenstep.timemodels._fits import AFFINE, CUBIC, PIECEWISE, STAIRCASE, Kind, fit
+from evenstep.timemodels._least_squares import lines_through, points_of
 from evenstep.timemodels._memory_model import MemoryModel
 
 Errors = dict[str, float]
@@ -43,8 +45,6 @@ def fit_errors(sizes: Sequence[int], seconds: Sequence[float]) -> dict[str, dict
             "between": _error(fitted, counted, took, between),
             "beyond": None if name == "table" else _error(fitted, counted, took, beyond),
         }
-    best = ClusterProfile(("",), (Profile(counted, took),)).best_fit()
-    found["best_fit"]["kind"] = best.kinds[0]
     return found
 
 
@@ -67,16 +67,10 @@ def _summary(told: FloatArray, real: FloatArray) -> Errors:
     return {"median": float(np.median(off)), "max": float(off.max()), "num": len(off)}
 
 
-def _of_kind(kind: Kind) -> Callable[[Profile, int], AbstractTimeModel]:
-    def fitted(profile: Profile, largest: int) -> AbstractTimeModel:
-        model: AbstractTimeModel = fit(kind, [profile])
-        return model
-
-    return fitted
-
-
-def _best(profile: Profile, largest: int) -> AbstractTimeModel:
-    return ClusterProfile(("",), (profile,)).best_fit().times
+def _line(profile: Profile, largest: int) -> AffineTime:
+    (points,) = points_of([profile], least=2, where="Profile(sizes=...)")
+    line = lines_through(points.sizes[None, :].astype(np.float64), points.seconds)
+    return AffineTime(line.intercept, line.slope)
 
 
 def _table(profile: Profile, largest: int) -> TableTime:
@@ -86,12 +80,10 @@ def _table(profile: Profile, largest: int) -> TableTime:
 
 
 _LEAST: Final = 4  # sizes that the cubic needs
-_FITS: Final = {
-    "affine": _of_kind(AFFINE),
-    "piecewise": _of_kind(PIECEWISE),
-    "staircase": _of_kind(STAIRCASE),
-    "cubic": _of_kind(CUBIC),
-    "best_fit": _best,
+_FITS: Final[dict[str, Callable[[Profile, int], AbstractTimeModel]]] = {
+    "affine": _line,
+    "piecewise": lambda profile, largest: PiecewiseTime.fitted([profile]),
+    "cubic": lambda profile, largest: CubicTime.fitted([profile]),
     "table": _table,
 }
 

@@ -16,7 +16,6 @@ CONTESTS = {
 MODELS = {
     "affine": "line",
     "piecewise": "two pieces",
-    "staircase": "stairs",
     "cubic": "cubic",
     "table": "table",
 }
@@ -44,19 +43,18 @@ def contests_table(founds: Founds) -> list[str]:
 def fits_table(founds: Founds) -> list[str]:
     """Return a line for each curve: how far models are off at sizes left out of their fit."""
     lines = [
-        f"| curve | sizes | {' | '.join(MODELS.values())} | `best_fit` takes | memory |",
-        f"| --- | ---: |{' ---: |' * len(MODELS)} --- | ---: |",
+        f"| curve | sizes | {' | '.join(MODELS.values())} | memory |",
+        f"| --- | ---: |{' ---: |' * len(MODELS)} ---: |",
     ]
     for name in ("resnet", "gpt"):
         for one in _results(founds, name):
             for precision in ("float32", "bfloat16"):
                 curve = one[precision]
                 errors = [curve["fits"][model]["between"]["median"] for model in MODELS]
-                kind = MODELS[curve["fits"]["best_fit"]["kind"]]
                 lines.append(
                     f"| {one['model'].split(',')[0]}, {precision} |"
                     f" {curve['sizes'][0]} to {curve['sizes'][-1]} |"
-                    f" {' | '.join(f'{error:.1%}' for error in errors)} | {kind} |"
+                    f" {' | '.join(f'{error:.1%}' for error in errors)} |"
                     f" {curve['memory']['line']['median']:.1%} |"
                 )
     return lines

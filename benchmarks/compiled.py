@@ -4,9 +4,7 @@ Two ranks train an uncompiled and a compiled model side by side on the same batc
 that change every ten steps. Counted: graphs that Inductor makes for training, and the last step in
 which anything was compiled. An uncompiled run of a compiled model would be an error, not a slow
 step: torch is told to raise where it would give up. The time is that of forward and backward, as a
-ratio of medians over pairs of steps that take turns. Rows with "profiled" show what a user can do
-about late graphs: `balancer.profile`, which visits all sizes before the first step, as
-docs/compile.md says.
+ratio of medians over pairs of steps that take turns.
 """
 
 from __future__ import annotations
@@ -143,7 +141,7 @@ def loss_of(model: nn.Module, batch: list[torch.Tensor]) -> torch.Tensor:
     return functional.cross_entropy(model(batch[0]), batch[1])
 
 
-def train(rank: int, name: str, num_steps: int, by_count: bool, ahead: bool) -> dict[str, Any]:
+def train(rank: int, name: str, num_steps: int, by_count: bool) -> dict[str, Any]:
     """Train both models; return what was compiled when, and the seconds of every step."""
     import torch._dynamo.testing
 
@@ -151,7 +149,7 @@ def train(rank: int, name: str, num_steps: int, by_count: bool, ahead: bool) -> 
     stalls: list[int] = []
     warnings.simplefilter("ignore", EvenstepWarning)  # of BatchNorm, which is meant here
     torch.manual_seed(0)
-    step, regions, sizes, ahead_s = -1, 0, set(), 0.0
+    step, regions, sizes = -1, 0, set()
     torch._dynamo.callback.on_compile_start(lambda _: stalls.append(step))
     total = BATCH_SIZE * dist.get_world_size()
     bounds = Bounds(vary="count", granularity=4) if by_count else Bounds()
@@ -165,18 +163,8 @@ def train(rank: int, name: str, num_steps: int, by_count: bool, ahead: bool) -> 
             "compiled": DistributedDataParallel(torch.compile(MODELS[name](), backend=backend)),
         }
 
-        def compiled_loss(batch: list[torch.Tensor]) -> torch.Tensor:
-            nonlocal regions
-            loss = loss_of(models["compiled"], batch)
-            regions = regions or backend.frame_count
-            return loss
-
         stock = DataLoader(samples(name, total * num_steps), batch_size=BATCH_SIZE)
         models["eager"], models["compiled"], loader = balancer.prepare(*models.values(), stock)
-        if ahead:
-            began_s = perf_counter()
-            balancer.profile(compiled_loss)
-            ahead_s = perf_counter() - began_s
         for step, parts in enumerate(loader.steps()):  # read by the callback
             sizes.add(balancer.batch_sizes[rank])
             spent = dict.fromkeys(models, 0.0)
@@ -190,7 +178,7 @@ def train(rank: int, name: str, num_steps: int, by_count: bool, ahead: bool) -> 
                 seconds[which].append(spent[which])
                 model.zero_grad()
     found = {"regions": regions, "graphs": backend.frame_count, "sizes": sizes}
-    return {**found, "last": max(stalls, default=-1), "ahead_s": ahead_s, **timed(seconds)}
+    return {**found, "last": max(stalls, default=-1), **timed(seconds)}
 
 
 def timed(seconds: dict[str, list[float]]) -> dict[str, Any]:
@@ -200,15 +188,15 @@ def timed(seconds: dict[str, list[float]]) -> dict[str, Any]:
     return {"ratios": late[1] / late[0], "eager_s": median(late[0]), "stall_s": times[1].max()}
 
 
-def row(name: str, num_steps: int, *, by_count: bool = False, ahead: bool = False) -> Row:
+def row(name: str, num_steps: int, *, by_count: bool = False) -> Row:
     """Return what two ranks saw, the worse of them where they differ."""
-    ranks = run_workers(2, train, name, num_steps, by_count, ahead, timeout_s=1500)
+    ranks = run_workers(2, train, name, num_steps, by_count, timeout_s=1500)
     graphs = max(found["graphs"] / found["regions"] for found in ranks)
     last = max(found["last"] for found in ranks)
     ratio = median(ratio for found in ranks for ratio in found["ratios"])
     sizes = set().union(*(found["sizes"] for found in ranks))
     allowed = 1 if by_count else 2
-    how = (", fixed micro-batches" if by_count else "") + (", profiled" if ahead else "")
+    how = ", fixed micro-batches" if by_count else ""
     return Row(
         what=f"{name}, {num_steps} steps{how}",
         bar=f"<= {allowed} graphs a region, none after step {WARM_UP}, faster than eager",
@@ -221,23 +209,19 @@ def row(name: str, num_steps: int, *, by_count: bool = False, ahead: bool = Fals
             "compiled_over_eager": ratio,
             "eager_ms": 1e3 * median(found["eager_s"] for found in ranks),
             "longest_stall_s": max(found["stall_s"] for found in ranks),
-            "ahead_s": max(found["ahead_s"] for found in ranks),
         },
         met=graphs <= allowed and last <= WARM_UP and ratio < 1,
     )
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Measure every model by size, one by count, and convolutions compiled ahead."""
+    """Measure every model by size, and one by count."""
     num_steps = 60 if options.quick else 500
     for name in MODELS:
         progress(name)
         yield row(name, num_steps)
     progress("fixed micro-batches")
     yield row("transformer", num_steps, by_count=True)
-    for name in ("CNN with GroupNorm", "CNN with BatchNorm"):
-        progress(f"{name}, profiled")
-        yield row(name, num_steps, ahead=True)
 
 
 if __name__ == "__main__":

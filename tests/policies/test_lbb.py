@@ -5,7 +5,8 @@ import pytest
 
 from evenstep import Cluster, allocate
 from evenstep.policies import Lbb
-from tests.timemodels.measured import profiled
+from evenstep.timemodels import CubicTime
+from tests.timemodels.measured import fit
 
 from .simulated import FOUR_GPUS, follow, measured
 
@@ -73,7 +74,7 @@ def test_a_profile_gives_the_first_split_and_the_fixed_costs():
         np.array([1, 1, 2, 8]) * 1e-3,
     )
     seconds = list(intercept_s + slope_s[:, np.newaxis] * sizes)
-    cubic = profiled([sizes] * 4, seconds).cubic()
+    cubic = fit(CubicTime, [sizes] * 4, seconds)
     decisions = follow(Lbb(profile=cubic), FOUR, intercept_s, [slope_s, slope_s * [1, 4, 1, 1]])
     first, _, rapid = (decision.batch_size for decision in decisions)
     changed_s = intercept_s + slope_s * [1, 4, 1, 1] * rapid
@@ -88,7 +89,7 @@ def test_a_profile_gives_the_first_split_and_the_fixed_costs():
 
 def test_a_profile_of_other_workers_is_refused():
     """At the start, with the number that would do."""
-    cubic = profiled([np.arange(1, 5)] * 2, [np.arange(1.0, 5.0)] * 2).cubic()
+    cubic = fit(CubicTime, [np.arange(1, 5)] * 2, [np.arange(1.0, 5.0)] * 2)
 
     with pytest.raises(ValueError, match=r"`Lbb\(profile=...\)` must .* 4 workers, got 2"):
         Lbb(profile=cubic).init(FOUR)

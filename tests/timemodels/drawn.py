@@ -4,7 +4,6 @@ import numpy as np
 
 from evenstep import AffineTime
 from evenstep.timemodels import CubicTime, PiecewiseTime, TableTime
-from evenstep.timemodels._best_fit import SideBySide
 
 REACH = 60  # as far as the tables go
 
@@ -40,20 +39,9 @@ def table(random, world_size):
     return TableTime(np.concatenate([np.zeros((world_size, 1)), steps], axis=1))
 
 
-def side_by_side(random, world_size):
-    first = int(random.integers(1, world_size)) if world_size > 1 else 1
-    sizes = [size for size in (first, world_size - first) if size]
-    ranks = np.split(random.permutation(world_size), [first])[: len(sizes)]
-    for each in ranks:
-        each.flags.writeable = False
-    parts = [random.choice([affine, piecewise, cubic])(random, size) for size in sizes]
-    return SideBySide(tuple(parts), tuple(ranks))
-
-
 DRAWN = {
     AffineTime: affine,
     CubicTime: cubic,
     PiecewiseTime: piecewise,
-    SideBySide: side_by_side,
     TableTime: table,
 }

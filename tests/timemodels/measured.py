@@ -2,12 +2,9 @@
 
 import numpy as np
 
-from evenstep.timemodels import ClusterProfile, Profile
-from evenstep.timemodels._fits import AFFINE, CUBIC, PIECEWISE, STAIRCASE
-from evenstep.timemodels._fits import fit as fit_kind
+from evenstep.timemodels import Profile
 
 DOUBLING = 2 ** np.arange(1, 9)
-# Off the powers of two as well, where stairs show.
 DENSE = np.unique(
     np.concatenate([2 ** np.arange(9), np.arange(24, 257, 24), np.arange(33, 257, 32)])
 )
@@ -31,18 +28,6 @@ def profile(truth, sizes, *, seed=0, noise=0.02, repeats=5):
     return [sizes], [curve(truth, sizes) * factors]
 
 
-def profiled(sizes, seconds):
-    """What the workers with these sizes and seconds would show."""
-    profiles = [Profile(*each) for each in zip(sizes, seconds, strict=True)]
-    return ClusterProfile([f"worker {rank}" for rank in range(len(profiles))], profiles)
-
-
-def best_fit(sizes, seconds):
-    """The kind of curve that foretells each of them best."""
-    return profiled(sizes, seconds).best_fit()
-
-
-def fit(kind, sizes, seconds):
+def fit(model, sizes, seconds):
     """Curves of one kind for all of them."""
-    kinds = {each.name: each for each in (AFFINE, PIECEWISE, STAIRCASE, CUBIC)}
-    return fit_kind(kinds[kind], profiled(sizes, seconds).profiles)
+    return model.fitted([Profile(*each) for each in zip(sizes, seconds, strict=True)])

@@ -3,19 +3,18 @@
 import numpy as np
 import pytest
 
-from evenstep import AffineTime
+from evenstep import AffineTime, Cluster, allocate
 from evenstep.timemodels import CubicTime, PiecewiseTime
 from tests.timemodels.measured import DENSE, DOUBLING, curve, fit, of_one, profile
 
-KINDS = {"affine": 2, "piecewise": 3, "staircase": 3, "cubic": 4}  # and their parameters
+KINDS = {PiecewiseTime: 3, CubicTime: 4}  # and their parameters
 CURVES = [
-    ("affine", of_one(AffineTime, 0.01, 1e-3), DOUBLING),
-    ("piecewise", of_one(PiecewiseTime, 0.04, 40, 8e-4), DENSE),
-    ("piecewise", of_one(PiecewiseTime, 0.04, 100, 8e-4), DENSE),
-    ("staircase", of_one(PiecewiseTime, 0.01, 0, 0.02, 32), DENSE),
-    ("staircase", of_one(PiecewiseTime, 0.0, 0, 0.02, 48), DENSE),
-    ("cubic", of_one(CubicTime, [4e-9, -1.2e-6, 3e-4, 0.01], 256), DOUBLING),
-    ("cubic", of_one(CubicTime, [2e-9, 0.0, 2e-5, 0.01], 256), DOUBLING),
+    (PiecewiseTime, of_one(AffineTime, 0.01, 1e-3), DOUBLING),
+    (CubicTime, of_one(AffineTime, 0.01, 1e-3), DOUBLING),
+    (PiecewiseTime, of_one(PiecewiseTime, 0.04, 40, 8e-4), DENSE),
+    (PiecewiseTime, of_one(PiecewiseTime, 0.04, 100, 8e-4), DENSE),
+    (CubicTime, of_one(CubicTime, [4e-9, -1.2e-6, 3e-4, 0.01], 256), DOUBLING),
+    (CubicTime, of_one(CubicTime, [2e-9, 0.0, 2e-5, 0.01], 256), DOUBLING),
 ]
 every_kind = pytest.mark.parametrize("kind", KINDS)
 
@@ -30,22 +29,19 @@ def test_a_known_curve_is_found_under_noise_of_two_percent(kind, truth, sizes):
 
 
 def test_the_parameters_are_the_curves_own():
-    """Not only the times: knee and tile are what a person reads off."""
+    """Not only the times: the knee is what a person reads off."""
     truth = of_one(PiecewiseTime, 0.04, 100, 8e-4)
-    stairs = of_one(PiecewiseTime, 0.01, 0, 0.02, 48)
     for seed in range(20):
-        knee = fit("piecewise", *profile(truth, DENSE, seed=seed))
-        tile = fit("staircase", *profile(stairs, DENSE, seed=seed))
+        knee = fit(PiecewiseTime, *profile(truth, DENSE, seed=seed))
 
         assert knee.flat_s[0] == pytest.approx(0.04, rel=0.02)
         assert knee.saturation[0] == pytest.approx(100, abs=8)
         assert knee.slope_s[0] == pytest.approx(8e-4, rel=0.1)
-        assert tile.tile[0] == 48
 
 
 @pytest.mark.parametrize(("kind", "truth", "sizes"), CURVES)
 def test_without_noise_the_curve_is_met(kind, truth, sizes):
-    """Knees and tiles are tried one by one, so they are found exactly."""
+    """Knees are tried one by one, so they are found exactly."""
     found = fit(kind, *profile(truth, sizes, noise=0))
 
     assert curve(found) == pytest.approx(curve(truth), rel=1e-6)
@@ -93,25 +89,18 @@ def test_a_cubic_never_falls_by_itself():
     for seed in range(60):
         random = np.random.default_rng(seed)
         sizes = np.sort(random.choice(np.arange(1, 200), 9, replace=False))
-        found = fit("cubic", [sizes], [random.exponential(size=9) + 1e-3])
+        found = fit(CubicTime, [sizes], [random.exponential(size=9) + 1e-3])
         cubic = np.polyval(found.coefficients[0], np.arange(sizes[-1] + 1))
 
         assert cubic[0] >= 0, seed
         assert (np.diff(cubic) > -1e-12).all(), seed
 
 
-def test_a_line_through_powers_of_two_has_tiles_of_one():
-    """They fit many tiles as well, and the smallest promises no stairs that nobody saw."""
-    truth = AffineTime(np.array([0.01]), np.array([1e-3]))
-
-    assert fit("staircase", *profile(truth, DOUBLING, noise=0)).tile.tolist() == [1]
-
-
 def test_a_line_has_its_knee_at_nothing():
     """Up to the smallest size measured, any knee would do."""
     truth = AffineTime(np.array([0.01]), np.array([1e-3]))
 
-    assert fit("piecewise", *profile(truth, DOUBLING, noise=0)).saturation.tolist() == [0]
+    assert fit(PiecewiseTime, *profile(truth, DOUBLING, noise=0)).saturation.tolist() == [0]
 
 
 @every_kind
@@ -146,7 +135,22 @@ def test_too_few_sizes_are_counted_out(kind, least):
     seconds = [np.ones(least), np.ones(least - 1)]
 
     assert fit(kind, [enough], seconds[:1]).world_size == 1
-    # A profile of a single size is refused by `Profile` itself.
-    rule = "two sizes" if least == 2 else f"{least} different sizes on rank 1 for .* '{kind}'"
-    with pytest.raises(ValueError, match=rf"Profile\((profiles|sizes)=...\)` must .*{rule}, got"):
+    rule = rf"`{kind.__name__}\.fitted\(profiles=...\)` must hold at least {least} different sizes "
+    with pytest.raises(ValueError, match=rf"{rule}on rank 1, got"):
         fit(kind, [enough, fewer], seconds)
+
+
+@every_kind
+def test_no_profile_is_refused(kind):
+    """With what to do."""
+    with pytest.raises(ValueError, match=r"hold a profile for each worker, got none\. Measure"):
+        fit(kind, [], [])
+
+
+@every_kind
+def test_a_fit_splits_by_speed(kind):
+    """Three quarters go to the worker at three times the speed."""
+    sizes = np.array([1, 2, 4, 8, 16, 24])
+    times = fit(kind, [sizes, sizes], [0.001 * sizes, 0.003 * sizes])
+
+    assert abs(allocate(times, Cluster(2, 20)) - [15, 5]).max() <= 1

@@ -49,5 +49,3 @@ def test_a_size_is_one_point_however_often_it_was_measured():
 
     assert points.sizes.tolist() == [2, 4, 8]
     assert points.seconds.tolist() == [2, 4, 7]
-    assert points.without(1).sizes.tolist() == [2, 8]
-    assert points.without(1).seconds.tolist() == [2, 7]

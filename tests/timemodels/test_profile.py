@@ -5,7 +5,7 @@ import pytest
 
 from evenstep.timemodels import Profile
 
-GOOD = {"sizes": [2, 2, 4], "seconds": [0.1, 0.2, 0.3], "peak_bytes": [5, 0, 7]}
+GOOD = {"sizes": [2, 2, 4], "seconds": [0.1, 0.2, 0.3]}
 
 
 def test_the_arrays_are_the_profiles_own():
@@ -34,9 +34,6 @@ BAD_VALUES = [
     ("seconds", [0.1, 0.2, float("nan")], r"be positive and finite, got nan as measurement 2\. "),
     ("seconds", [0.1, 0.2, float("inf")], r"be positive and finite, got inf"),
     ("seconds", ["a", "b", "c"], r"be a list of numbers"),
-    ("peak_bytes", [5, -1, 7], r"be at least 0, got -1 as measurement 1\. "),
-    ("peak_bytes", [5, 7], r"have the shape \(3,\) of `sizes`, got \(2,\)\. "),
-    ("peak_bytes", [5, 0.5, 7], r"be a list of integers"),
 ]
 
 

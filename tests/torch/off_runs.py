@@ -150,7 +150,6 @@ def everything(rank: int, folder: str) -> dict[str, Any]:
         parts = {"model": model, "optimizer": optimizer, "loader": loader, "balancer": balancer}
         checkpoint = Checkpoint(folder, **parts)
         before = balancer.batch_sizes, balancer.num_samples, len(loader)
-        balancer.profile(lambda batch: functional.cross_entropy(model(batch[0]), batch[1]))
         for number, step in enumerate(loader.steps()):
             (first,) = step.micro_batches
             for x, y in step:

@@ -68,18 +68,13 @@ def evaluated(balancer: Balancer) -> None:
             model(x)
 
 
-def profiled(balancer: Balancer) -> None:
-    model, _ = balancer.prepare(*parts())
-    balancer.profile(lambda batch: model(batch[0]).mean(), sizes=(2, 4), repeats=1)
-
-
 def failed(balancer: Balancer) -> None:
     ignored(balancer)
     raise KeyError("of the script's own")
 
 
 WARNED = (ignored, ignored_and_plain, no_loader)
-SILENT = (used, warmed_up_first, only_prepared, evaluated, profiled, failed)
+SILENT = (used, warmed_up_first, only_prepared, evaluated, failed)
 
 
 def warned(rank: int) -> dict[str, list[str]]:

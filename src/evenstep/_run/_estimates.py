@@ -23,19 +23,15 @@ class Estimates:
     Attributes:
         workers: who each column is about: host and device, by the ranks of then.
         learnt: what a planner said; None where nothing was learnt.
-        of_profile: whether a profile said it, before any step.
     """
 
     def __init__(
         self,
         workers: Sequence[str] = (),
         learnt: Learnt | None = None,
-        *,
-        of_profile: bool = False,
     ) -> None:
         self.workers = tuple(workers)
         self.learnt = learnt
-        self.of_profile = of_profile
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as dicts, lists, numbers and strings: any format of files holds them.

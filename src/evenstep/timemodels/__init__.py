@@ -2,7 +2,6 @@
 
 from ._base import AbstractTimeModel as AbstractTimeModel
 from ._base import bisect_batch as bisect_batch
-from ._cluster_profile import ClusterProfile as ClusterProfile
 from ._cost_estimator import CostEstimator as CostEstimator
 from ._cubic import CubicTime as CubicTime
 from ._piecewise import PiecewiseTime as PiecewiseTime
@@ -11,7 +10,6 @@ from ._table import TableTime as TableTime
 
 __all__ = [
     "AbstractTimeModel",
-    "ClusterProfile",
     "CostEstimator",
     "CubicTime",
     "PiecewiseTime",

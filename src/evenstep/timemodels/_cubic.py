@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Final, final
+from typing import Final, Self, final
 
 import numpy as np
 
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
 from ._base import AbstractTimeModel, bisect_batch
+from ._least_squares import LEAST_RISE, Points, free, nonnegative, points_of
 from ._per_worker import alike, counts
+from ._profile import Profile
 
 MOST: Final = 2**20
 """Largest `most` of a ``CubicTime``, which tabulates every size up to it."""
@@ -31,7 +34,7 @@ class CubicTime(AbstractTimeModel):
 
     Right between the sizes of a profile, for curves that bend once or twice. A cubic through noisy
     points may dip. The running maximum stays level there, so a worker looks slower than the cubic
-    and never faster. (``ClusterProfile.cubic`` makes no cubic that dips.) Wrong past $m$, where a
+    and never faster. (``fitted`` makes no cubic that dips.) Wrong past $m$, where a
     cubic explodes or falls: the straight line there is a guess on the slow side. Wrong for stairs.
 
     It tabulates $m_r + 1$ sizes per worker, 8 bytes each.
@@ -69,6 +72,23 @@ class CubicTime(AbstractTimeModel):
         object.__setattr__(self, "most", most)
         object.__setattr__(self, "_table", table)
         object.__setattr__(self, "_slope_past", slope)
+
+    @classmethod
+    def fitted(cls, profiles: Sequence[Profile]) -> Self:
+        """Return LBB's cubic of every worker, in a form that never falls.
+
+        Right for curves that bend gently, from sizes that cover the range. Wrong for corners and
+        stairs, and of no use past the largest size, the model's ``most``.
+
+        Args:
+            profiles: what was measured on each worker.
+
+        Raises:
+            ValueError: a profile has fewer than four different sizes, or one past 2**20.
+        """
+        points = points_of(profiles, least=4, where="CubicTime.fitted(profiles=...)")
+        most = np.array([each.sizes[-1] for each in points])
+        return cls(np.array([_fit(each) for each in points]), most)
 
     @property
     def world_size(self) -> int:
@@ -121,3 +141,27 @@ def _check(last_s: FloatArray) -> None:
             f"{last_s[rank]} s for the largest on rank {rank}",
             "Give p3, p2, p1, p0 in this order, in seconds.",
         )
+
+
+def _fit(points: Points) -> tuple[float, float, float, float]:
+    r"""Return the coefficients of one worker's cubic, the highest power first.
+
+    With $u = b / m$, $m$ the largest size measured, it is a constant plus
+    $\int_0^u \beta_0 (1-v)^2 + 2 \beta_1 v (1-v) + \beta_2 v^2 \, dv$. The least-squares cubic is
+    taken where it starts at 0 or above and rises all the way: $\beta_0, \beta_2 > 0$ and
+    $\beta_1 \ge -\sqrt{\beta_0 \beta_2}$. Elsewhere, the best one without a negative coefficient,
+    which rises too.
+    """
+    largest = int(points.sizes[-1])
+    u = points.sizes / largest
+    unit = float(np.median(points.seconds))
+    shapes = np.stack([np.ones_like(u), u - u**2 + u**3 / 3, u**2 - 2 * u**3 / 3, u**3 / 3], axis=1)
+    y = points.seconds / unit
+    found = free(shapes, y)
+    constant, first, middle, last = (float(each) * unit for each in found)
+    if min(constant, first, last) <= 0 or middle < -np.sqrt(first * last):
+        least = np.array([0, LEAST_RISE, LEAST_RISE, LEAST_RISE])
+        found = np.maximum(nonnegative(shapes, y), least)
+        constant, first, middle, last = (float(each) * unit for each in found)
+    third, second = (first - 2 * middle + last) / 3, middle - first
+    return third / largest**3, second / largest**2, first / largest, constant

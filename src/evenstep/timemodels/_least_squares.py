@@ -1,14 +1,24 @@
-"""Least squares in relative errors, with coefficients that must not be negative."""
+r"""Least squares in relative errors, with coefficients that must not be negative.
+
+All fits minimise the squared relative errors, $\sum_i (t(b_i) / \tau_i - 1)^2$: noise of a step
+grows with its length. Of several measurements at one size the median counts. Fixed costs are at
+least 0 and slopes positive, because a slope of 0 would make samples free: a profile that does not
+rise gets a slope of a thousandth of its typical time per largest size, so nothing past that size
+should be believed.
+"""
 
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
 
 from .._types import FloatArray, IntArray
+from ..exceptions import invalid
+from ._profile import Profile
 
 LEAST_RISE: Final = 1e-3
 """Share of a typical time by which every fitted curve rises at the least, up to the last size."""
@@ -33,9 +43,26 @@ class Points:
         medians = [float(np.median(seconds[at == index])) for index in range(len(distinct))]
         return cls(distinct, np.array(medians))
 
-    def without(self, index: int) -> Points:
-        """Return all points but one."""
-        return Points(np.delete(self.sizes, index), np.delete(self.seconds, index))
+
+def points_of(profiles: Sequence[Profile], *, least: int, where: str) -> list[Points]:
+    """Return every worker's profile with one point per size.
+
+    Args:
+        profiles: one for each worker.
+        least: how many different sizes a curve needs.
+        where: whose argument they are, for the error.
+
+    Raises:
+        ValueError: there is none, or one has fewer different sizes.
+    """
+    points = [Points.of(each.sizes, each.seconds) for each in profiles]
+    if not points:
+        raise invalid(where, "hold a profile for each worker", "none", "Measure each worker.")
+    for rank, each in enumerate(points):
+        if len(each.sizes) < least:
+            rule = f"hold at least {least} different sizes on rank {rank}"
+            raise invalid(where, rule, each.sizes.tolist(), "Measure more sizes.")
+    return points
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import final
+from typing import Final, Self, final
 
 import numpy as np
 
 from .._types import FloatArray, IntArray
 from ._affine import AffineTime
 from ._base import AbstractTimeModel
+from ._least_squares import FittedLines, Points, first_best, lines_through, points_of
 from ._per_worker import alike, costs, counts
+from ._profile import Profile
+
+NUM_CANDIDATES: Final = 256
+"""Knees tried at once, each by a fit of its own."""
 
 
 @final
@@ -70,6 +76,23 @@ class PiecewiseTime(AbstractTimeModel):
         object.__setattr__(self, "_tile", tile)
         object.__setattr__(self, "_past", AffineTime(flat, slope))
 
+    @classmethod
+    def fitted(cls, profiles: Sequence[Profile]) -> Self:
+        """Return LB-BSP's curve of GPUs, flat and then a line, for every worker.
+
+        Right with two sizes or more on either side of the knee. With one, the knee may stand
+        anywhere between it and the next.
+
+        Args:
+            profiles: what was measured on each worker.
+
+        Raises:
+            ValueError: a profile has fewer than three different sizes.
+        """
+        points = points_of(profiles, least=3, where="PiecewiseTime.fitted(profiles=...)")
+        flat_s, saturation, slope_s = zip(*map(_fit, points), strict=True)
+        return cls(np.array(flat_s), np.array(saturation), np.array(slope_s))
+
     @property
     def world_size(self) -> int:
         return len(self.flat_s)
@@ -89,3 +112,27 @@ class PiecewiseTime(AbstractTimeModel):
         """Return the tiles past saturation, the last perhaps in part."""
         tiles: IntArray = -(-np.maximum(batch_size - self.saturation, 0) // self._tile)
         return tiles
+
+
+def _fit(points: Points) -> tuple[float, int, float]:
+    """Return the flat seconds, the saturation and the slope of one worker's curve.
+
+    The knee errs least of 256 between 0 and the last size but one, sought once more between its
+    neighbours. A line that starts at 0 wins ties.
+    """
+    last = int(points.sizes[-2])
+    spread = np.geomspace(1, last, NUM_CANDIDATES).round().astype(np.int64)
+    knees = np.unique(np.concatenate([[0], spread, points.sizes[:-1]]))
+    best = first_best(_past(knees, points).loss)
+    low, high = knees[max(best - 1, 0)], knees[min(best + 1, len(knees) - 1)]
+    between = np.linspace(low, high, NUM_CANDIDATES).round().astype(np.int64)
+    knees = np.unique(np.concatenate([between, knees[best : best + 1]]))
+    lines = _past(knees, points)
+    best = first_best(lines.loss)
+    return float(lines.intercept[best]), int(knees[best]), float(lines.slope[best])
+
+
+def _past(knees: IntArray, points: Points) -> FittedLines:
+    """Return the best lines through the samples past each knee."""
+    past = np.maximum(points.sizes - knees[:, None], 0).astype(np.float64)
+    return lines_through(past, points.seconds)

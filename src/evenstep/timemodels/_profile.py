@@ -17,17 +17,15 @@ from ..exceptions import invalid
 @final
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Profile:
-    """Times, and memory where known, of one worker at several batch sizes.
+    """Times of one worker at several batch sizes, from which time models are ``fitted``.
 
     Args:
         sizes: samples of each measurement, integers of at least 1, ascending, ``(num,)``. Repeats
             are welcome, and at least two sizes are needed: one shows no curve.
         seconds: the time of each, positive and finite, ``(num,)``.
-        peak_bytes: the memory peak of each, integers of at least 0, ``(num,)``, with 0 if it is
-            not known; None if none is known.
 
     Attributes:
-        sizes, seconds, peak_bytes: read-only arrays, copies of what was given.
+        sizes, seconds: read-only arrays, copies of what was given.
 
     Raises:
         ValueError: an argument has another shape or type, is out of range or out of order.
@@ -35,17 +33,14 @@ class Profile:
 
     sizes: IntArray
     seconds: FloatArray
-    peak_bytes: IntArray | None
 
     def __init__(
         self,
         sizes: Sequence[int] | IntArray,
         seconds: Sequence[float] | FloatArray,
-        peak_bytes: Sequence[int] | IntArray | None = None,
     ) -> None:
         counted, timed = _measured(sizes, seconds)
-        peaks = None if peak_bytes is None else _peaks(peak_bytes, counted.shape)
-        values = {"sizes": counted, "seconds": timed, "peak_bytes": peaks}
+        values = {"sizes": counted, "seconds": timed}
         for name, value in values.items():
             object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
 
@@ -71,16 +66,6 @@ def _measured(sizes: Any, seconds: Any) -> tuple[IntArray, FloatArray]:
     remedy = "Leave out what failed, and synchronise the device before reading the clock."
     _refuse(name, timed, wrong, "be positive and finite", remedy)
     return own(counted, np.int64), own(timed, np.float64)
-
-
-def _peaks(value: Any, shape: tuple[int, ...]) -> IntArray:
-    name = "Profile(peak_bytes=...)"
-    peaks = _array(name, value, "iu", "be a list of integers")
-    if peaks.shape != shape:
-        rule = f"have the shape {shape} of `sizes`"
-        raise invalid(name, rule, peaks.shape, "Give one per size, 0 where it is not known.")
-    _refuse(name, peaks, peaks < 0, "be at least 0", "Give 0 where it is not known.")
-    return own(peaks, np.int64)
 
 
 def _array(name: str, value: Any, kinds: str, rule: str) -> NDArray[Any]:

@@ -106,24 +106,6 @@ def check_forwarded(side: SideGroup | Alone | None, *, begun: bool) -> None:
         )
 
 
-def check_trains(*, is_server: bool) -> None:
-    """Raise on a rank without data, where there is nothing to be measured."""
-    if is_server:
-        raise RuntimeError(
-            "`Balancer.profile` is for workers, and this rank is a server, which trains nothing. "
-            "Call it only `if not balancer.is_server`."
-        )
-
-
-def check_counts(cost: Cost | None) -> None:
-    """Raise where samples are assigned by cost: a profile measures counts."""
-    if cost is not None:
-        raise RuntimeError(
-            "`Balancer.profile` measures times by the number of samples, and `Balancer(cost=...)` "
-            "does not count samples. Leave the profile out: costs are learnt in the first steps."
-        )
-
-
 def check_weighting(weighting: str, before: str | None) -> None:
     """Raise unless ``weighting`` is valid, and that of the models prepared before.
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 import atexit
 import os
 import sys
-from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, final, overload
 
@@ -20,7 +18,6 @@ from .._run._estimates import Estimates
 from .._run._runtime import checked_policy, checked_reduction
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
-from ..timemodels import ClusterProfile
 from . import _arguments as arguments
 from ._data.compare._padding import read_cost
 from ._data.deal._stream_deal import StreamKind
@@ -32,7 +29,6 @@ from ._exchange._startup import Alone, SideGroup
 from ._fabric import as_wrapped, unwrapped, wrapped_loader
 from ._loader_types import PreparedEval, PreparedLoader
 from ._means import RunningStats, mean_over
-from ._memory._probe import Closure
 from ._model._models import (
     Weighting,
     check_unprepared,
@@ -45,8 +41,6 @@ from ._off import PlainRun
 from ._options import Runtime
 from ._parts import Parts
 from ._prepare_check import BalancerSettings, check_content, check_eval, check_prepared
-from ._profile._profiler import Profiler
-from ._profile._trial import Request
 from ._session import Session
 from ._unequal_links import checked_network
 
@@ -268,42 +262,6 @@ class Balancer:
             )
         )
         return cast("PreparedEval[T]", as_wrapped(loader, made))
-
-    def profile(
-        self,
-        closure: Closure,
-        *,
-        sizes: Sequence[int] | None = None,
-        repeats: int = 3,
-        samples: Sequence[Any] | None = None,
-        through: Callable[[torch.Tensor], Any] = torch.Tensor.backward,
-        path: str | Path | None = None,
-    ) -> ClusterProfile:
-        """Measure forward and backward on every rank by itself, so that the run begins balanced.
-
-        Collective, between ``prepare`` and the first loop. Parameters, gradients, buffers, random
-        states and the loader's position stay as they are.
-
-        Args:
-            closure: from a batch, as ``collate_fn`` made it, to its loss; with no other effects.
-            sizes: batch sizes to measure. None takes about twelve, up to four equal shares.
-            repeats: measured runs of each size, after one that warms up.
-            samples: samples to measure with, repeated to the sizes; None takes the data set's
-                first ones.
-            through: runs the backward of a loss, as in ``step.backward``.
-            path: file in which rank 0 keeps the profile. Workers that it has, by host and device,
-                with this model are not measured again.
-
-        Raises:
-            ValueError: an argument is out of range, or a forward is a collective.
-            RuntimeError: a rank failed, or the call does not come between ``prepare`` and the
-                first loop.
-        """
-        self._check_open()
-        arguments.check_trains(is_server=self._parts.service is not None)
-        arguments.check_counts(self._parts.cost)
-        asked = Request(closure, sizes, repeats, samples, through, path)
-        return Profiler(self._parts, self._session).profile(asked)
 
     def weight(self, loss: torch.Tensor) -> torch.Tensor:
         """Return ``loss`` weighted for this forward, for models prepared with ``weighting="loss"``.
@@ -543,9 +501,6 @@ class PlainBalancer(Balancer):
         modules = () if self._run is None else self._run.modules
         at_once = forward_is_collective(modules) if lockstep is None else lockstep
         return Balancer.prepare_eval(self, loader, lockstep=at_once, cost=cost)
-
-    def profile(self, *args: Any, **settings: Any) -> Any:
-        """Measure nothing, and return None."""
 
     def step(self, batch: Any) -> AbstractContextManager[None]:
         """Return a context that does nothing."""

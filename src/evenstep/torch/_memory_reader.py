@@ -65,26 +65,6 @@ class CudaMemory:
         return max(self._highest, self.peak_bytes())
 
 
-class NoMemory:
-    """For devices whose memory is not read: 0 stands for unknown, and nothing is capped."""
-
-    def capacity_bytes(self) -> int:
-        """Return 0: unknown."""
-        return 0
-
-    def peak_bytes(self) -> int:
-        """Return 0: unknown."""
-        return 0
-
-    def reset(self) -> None:
-        """Do nothing."""
-
-
-def memory_of(device: torch.device) -> MemoryReader:
-    """Return what reads the memory of ``device``."""
-    return CudaMemory(device) if device.type == "cuda" else NoMemory()
-
-
 def alloc_retries(device: torch.device) -> int:
     """Return how often the device's allocator gave back memory to find some; 0 on a CPU."""
     if device.type != "cuda":

@@ -47,7 +47,7 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
     Chosen here, as the paper does not say: the length of the observation window; no fine move
     that would leave the fastest slower than the slowest was. The dropping of workers is what
     ``min_batch_size=0`` allows; a dropped one keeps its last slope, and one never measured has
-    the mean slope. Profiling itself is not part of the policy: ``Balancer.profile`` does it.
+    the mean slope. Profiling itself is not part of the policy.
 
     Args:
         intercept_s: profiled fixed cost of a step in seconds, one per rank, finite and at least
@@ -55,7 +55,7 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
         fine: straggler effect from which fine moves are made, at least 0.
         rapid: straggler effect from which the lines are solved, above ``fine``.
         observation_steps: steps after a rapid one in which there is no other, at least 0.
-        profile: every worker's cubic, such as ``ClusterProfile.cubic()``. The first split is
+        profile: every worker's cubic, such as ``CubicTime.fitted(profiles)``. The first split is
             solved from it, and its $p_0$ are the fixed costs where ``intercept_s`` gives none.
 
     Raises:

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
 from ...exceptions import invalid
+from .._data.fetch._torch_loader import pinner, pinning
 from .._data.loaders._stream import StreamLoader
 from .._step._containers import rebuild
 from ._kept import kept_random
-from ._samples import batch_maker, first_samples
 
 Path = tuple[Any, ...]
 """Keys, places and field names that lead to a member of a batch."""
@@ -117,9 +119,35 @@ def layout_by(loader: Any, prepared: Any) -> Callable[[], Layout]:
         with kept_random():
             if isinstance(prepared, StreamLoader):
                 return Layout(prepared.repeated)
-            return Layout(batch_maker(loader, first_samples(loader, 1)))
+            return Layout(_repeating(loader))
 
     return find
+
+
+def _repeating(loader: Any) -> Callable[[int], Any]:
+    """Return what makes a batch of the data set's first sample, over and over.
+
+    Fetched as in training: by a worker process, set up as the user's are, where there are any.
+    The sampler is not asked, and no generator that training draws from is drawn from.
+    """
+    stock = DataLoader(
+        loader.dataset,
+        sampler=range(1),
+        num_workers=min(loader.num_workers, 1),
+        collate_fn=_as_they_are,
+        timeout=loader.timeout,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=loader.multiprocessing_context,
+        generator=torch.Generator(),
+    )
+    ((sample,),) = stock
+    batch_of = pinning(loader.collate_fn, pinner(wanted=loader.pin_memory))
+    # Each time a copy, as a `collate_fn` may change what it is given.
+    return lambda size: batch_of([copy.deepcopy(sample) for _ in range(size)])
+
+
+def _as_they_are(samples: list[Any]) -> list[Any]:
+    return samples
 
 
 def _members(item: Any, path: Path) -> Iterator[tuple[Path, Any]]:

@@ -30,25 +30,6 @@ class PreparedModels(list[BalancedModel]):
                     stack.enter_context(context)
             yield
 
-    @contextmanager
-    def apart(self) -> Iterator[None]:
-        """Have forwards and backwards inside run no collective of DDP's, and leave it as it was.
-
-        ``no_sync`` leaves one out: the broadcast of buffers in a first forward. The attribute is
-        DDP's own; a test holds it for the pinned version. Not for static graphs, of which the
-        first backward, here or not, counts as the one to learn from.
-        """
-        ddps = [model.ddp for model in self if model.ddp is not None]
-        held = [ddp.require_forward_param_sync for ddp in ddps]
-        with self.no_sync():
-            try:
-                for ddp in ddps:
-                    ddp.require_forward_param_sync = False
-                yield
-            finally:
-                for ddp, value in zip(ddps, held, strict=True):
-                    ddp.require_forward_param_sync = value
-
     def modules(self) -> list[nn.Module]:
         """Return the modules themselves."""
         return [model.module for model in self]

@@ -1,1 +1,0 @@
-"""What a batch costs every worker, measured before the first step."""
