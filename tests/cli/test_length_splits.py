@@ -49,7 +49,7 @@ def test_lengths_go_with_scenarios(tmp_path):
     """Several scenarios and files have columns of their own; the simulator says the same."""
     file = tmp_path / "mine.txt"
     file.write_text("10\n300\n40\n" * 50)
-    asked = ["--lengths", file, "--padded", "--hidden-size", 64, *SMALL, "--jobs", 1]
+    asked = ["--lengths", file, "--padded", "--hidden-size", 64, *SMALL]
     found = answer("simulate", *asked, "--scenario", "static,burst", "--global-batch-size", 32)
     given = sim.scenario("burst", 4, 20, seed=1)
     lengths = [10, 300, 40] * 50
@@ -64,13 +64,8 @@ def test_lengths_go_with_scenarios(tmp_path):
     ("arguments", "words"),
     [
         (["--policy", "auto"], "--policy"),
-        (["--scheme", "hybrid"], "--scheme"),
         (["--trace", "run.csv"], "--trace"),
-        (["--png", "a.png"], "--png"),
-        (["--markdown", "a.md"], "--markdown"),
-        (["--move-cost", "0.2"], "--move-cost"),
         (["--intercepts", "0.2"], "--intercepts"),
-        (["--jobs", "0"], "--jobs"),
         (["--steps", "0"], "--steps"),
         (["--scenario", "spot"], "presence"),
         (["--hidden-size", "-1"], "--hidden-size` must be from 0"),

@@ -101,12 +101,6 @@ def printable(text: str) -> str:
     return "".join(sign if sign.isprintable() else " " for sign in text)
 
 
-def markdown_table(header: Row, rows: Iterable[Row], *, left: int = 1) -> str:
-    """Return the same as Markdown; ``left`` as for ``text_table``."""
-    rule = ["---" if at < left else "---:" for at in range(len(header))]
-    return "\n".join(f"| {' | '.join(cells)} |" for cells in (header, rule, *rows))
-
-
 def percent(share: float) -> str:
     """Return a share as percent, with a decimal where it is small: 0.3, 4.9, 12, 139."""
     value = 100 * share

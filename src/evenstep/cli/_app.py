@@ -46,7 +46,9 @@ def evenstep(
 
 app.command("demo", short_help="Equal shares against balanced ones, live.")(demo)
 app.command("lab", short_help="Run a script on hosts that this machine emulates.")(lab)
-app.command("simulate", short_help="Compare policies on simulated workers.")(simulate)
+app.command("simulate", short_help="Compare policies on simulated workers.", no_args_is_help=True)(
+    simulate
+)
 app.command("trace", short_help="Write a recorded run as a trace for Perfetto.")(trace)
 app.command("plan", short_help="How long a step takes, and which workers are worth it.")(plan)
 app.command(

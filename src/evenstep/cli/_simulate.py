@@ -1,42 +1,52 @@
-"""``evenstep simulate``: any scenarios, policies and schemes against the plan that knows all."""
+"""``evenstep simulate``: policies on workers that are drawn or recorded, against the best plan."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
-from functools import partial
-from importlib.util import find_spec
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import Annotated, Any
 
 import typer
 
-from .._install import install_line
-from .._render._words import terminal_width
-from ._board import Leaderboard, as_json, as_markdown, as_text
-from ._common import fail, import_from_here, refused
-from ._contest import Contest, check_jobs, contest_of
+from .. import __version__, sim
+from .._render._words import number, paragraph, percent, terminal_width, text_table
+from ..policies import by_name
+from ..policies._by_name import without_settings
+from ..sim._scenarios import scenario_names
+from ._common import fail, import_from_here, names, refused
 from ._length_splits import HiddenSize, Lengths, Padded, check_lengths_alone
-from ._progress_bar import Progress
-from ._simulate_lengths import LengthCase, length_cases, lengths_json, lengths_text
-from ._trials import play, play_all
+from ._simulate_lengths import lengths_json, lengths_text, run_lengths
+from ._simulated_workers import Case, WorkersAsked, cases_of, heading, progress
 
 Scenarios = Annotated[
-    str | None, typer.Option(help="Comma-separated names (default: the first eight).")
-]
-Policies = Annotated[
     str | None,
-    typer.Option(
-        help="Comma-separated names or module:Class (default: all that need no settings)."
-    ),
+    typer.Option(help=f"Workers by name, comma-separated: {', '.join(scenario_names())}."),
+]
+Speeds = Annotated[
+    str | None, typer.Option(help="Samples per second of each worker, such as 100,80,20.")
+]
+Noise = Annotated[
+    float | None,
+    typer.Option(help="Deviation of a step's time as a share, with --speeds (default: 0.02)."),
 ]
 Traces = Annotated[
     list[Path] | None,
-    typer.Option(help="A run's folder, its events.jsonl, or a table; may be given several times."),
+    typer.Option(help="A run's folder, its events.jsonl, or a table; several times too."),
 ]
+Intercepts = Annotated[
+    str | None,
+    typer.Option(help="Fixed seconds of a step, with --speeds or --trace; one, or one each."),
+]
+Policies = Annotated[
+    str | None,
+    typer.Option(help="Names or module:Class, comma-separated (default: all without settings)."),
+]
+WorldSize = Annotated[int | None, typer.Option(help="Workers of scenarios (default: 8).")]
 Steps = Annotated[
-    int | None, typer.Option(help="Steps of drawn scenarios (default: 600; with --lengths 200).")
+    int | None, typer.Option(help="Steps that are drawn (default: 600; with --lengths 200).")
 ]
 Seeds = Annotated[
     str | None,
@@ -47,113 +57,178 @@ Samples = Annotated[
     typer.Option(help="Samples per step (default: 64 per worker, or that of the trace)."),
 ]
 
+_STEPS_BY_LENGTH = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Played:
+    """What one policy made of one case.
+
+    Attributes:
+        policy: its name, as it was asked for.
+        scenario: name of the case's workers.
+        seed: of the case.
+        global_batch_size: samples per step.
+        regret: mean step time over that of the perfect-foresight oracle, less 1.
+        step_s: mean seconds of a step.
+        best_step_s: the same of the oracle.
+        samples_per_s: samples of all workers over the time of all steps.
+        idle_share: of the time of all who were there, in [0, 1).
+    """
+
+    policy: str
+    scenario: str
+    seed: int | None
+    global_batch_size: int
+    regret: float
+    step_s: float
+    best_step_s: float
+    samples_per_s: float
+    idle_share: float
+
 
 def simulate(
     scenario: Scenarios = None,
-    policy: Policies = None,
-    scheme: Annotated[
-        str, typer.Option(help="Comma-separated: bsp, hybrid or module:Class.")
-    ] = "bsp",
+    speeds: Speeds = None,
+    noise: Noise = None,
     trace: Traces = None,
-    intercepts: Annotated[
-        str | None,
-        typer.Option(help="Fixed seconds of a step in traces, one number or one per worker."),
-    ] = None,
-    world_size: Annotated[
-        int | None, typer.Option(help="Workers of drawn scenarios (default: 8).")
-    ] = None,
+    intercepts: Intercepts = None,
+    policy: Policies = None,
+    world_size: WorldSize = None,
     steps: Steps = None,
     seeds: Seeds = None,
     global_batch_size: Samples = None,
-    move_cost: Annotated[
-        float, typer.Option(help="Cost of a claim, as a part of the best plan's step.")
-    ] = 0.01,
     lengths: Lengths = None,
     padded: Padded = False,
     hidden_size: HiddenSize = None,
-    jobs: Annotated[
-        int | None, typer.Option(help="Number of processes (default: one per CPU).")
-    ] = None,
-    as_json_: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
-    png: Annotated[Path | None, typer.Option(help="Draw the table into this file.")] = None,
-    markdown: Annotated[Path | None, typer.Option(help="Write a page with the table.")] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Compare policies on simulated workers with the perfect-foresight oracle."""
-    if png is not None and find_spec("matplotlib") is None:
-        fail(f"`--png` needs matplotlib: `{install_line('demo')}`.", 1)
     import_from_here()
-    drawn: dict[str, Any] = {
-        "scenario": scenario,
-        "world_size": world_size,
-        "steps": steps,
-        "seeds": seeds,
-        "global_batch_size": global_batch_size,
-    }
-    if lengths is not None:
-        by_count: dict[str, object] = {"--policy": policy, "--trace": trace, "--png": png}
-        by_count |= {"--intercepts": intercepts, "--markdown": markdown}
-        by_count |= {"--scheme": scheme if scheme != "bsp" else None}
-        by_count |= {"--move-cost": move_cost if move_cost != 0.01 else None}
-        ask = partial(length_cases, lengths, padded=padded, hidden_size=hidden_size, **drawn)
-        _run_lengths(partial(ask, others=by_count), jobs, as_json_=as_json_)
-        return
-    try:
-        check_lengths_alone("simulate", padded=padded, hidden_size=hidden_size)
-        claimed: dict[str, Any] = {"scheme": scheme, "move_cost": move_cost, "jobs": jobs}
-        contest = contest_of(
-            **drawn, policy=policy, traces=trace or [], intercepts=intercepts, **claimed
-        )
-        _check_files(png, markdown)
-    except ValueError as error:
-        fail(str(error), 2)
-    _run(contest, as_json_=as_json_, png=png, markdown=markdown)
-
-
-def _run_lengths(ask: Callable[[], list[LengthCase]], jobs: int | None, *, as_json_: bool) -> None:
-    """Compare ways to split samples of unlike lengths, and print it."""
-    try:
-        check_jobs(jobs)
-        cases = ask()
-        with Progress(len(cases)) as progress:
-            runs = play_all(LengthCase.play, cases, jobs=jobs, tell=progress.step)
-    except ValueError as error:
-        fail(str(error), 2)
-    except KeyboardInterrupt:
-        fail("Stopped.", 130)
-    width = terminal_width()
-    answer = lengths_json(cases, runs)
-    typer.echo(json.dumps(answer, indent=2) if as_json_ else lengths_text(cases, runs, width))
-
-
-def _run(contest: Contest, *, as_json_: bool, png: Path | None, markdown: Path | None) -> None:
-    """Run what was asked for, print it, and write the files."""
-    try:
-        with Progress(len(contest.tasks)) as progress:
-            runs = play_all(play, contest.tasks, jobs=contest.jobs, tell=progress.step)
-    except ValueError as error:
-        fail(str(error), 2)
-    except KeyboardInterrupt:
-        fail("Stopped; nothing was written.", 130)
-    board = Leaderboard(contest, tuple(runs))
-    typer.echo(
-        json.dumps(as_json(board), indent=2) if as_json_ else as_text(board, terminal_width())
+    asked = WorkersAsked(
+        scenario=scenario,
+        speeds=speeds,
+        noise=noise,
+        traces=trace or (),
+        intercepts=intercepts,
+        world_size=world_size,
+        steps=steps,
+        seeds=seeds,
+        global_batch_size=global_batch_size,
     )
     try:
-        if png is not None:
-            from ._board_picture import save_picture
+        if lengths is None:
+            check_lengths_alone("simulate", padded=padded, hidden_size=hidden_size)
+            cases = cases_of(asked)
+            runs = _play(cases, policy)
+            answer, text = _as_json(cases, runs), _as_text(cases, runs, terminal_width())
+        else:
+            cases = cases_of(_with_lengths(asked, policy))
+            by_length = run_lengths(cases, lengths, padded=padded, hidden_size=hidden_size)
+            text = lengths_text(cases, by_length, terminal_width())
+            answer = lengths_json(by_length)
+    except ValueError as error:
+        fail(str(error), 2)
+    typer.echo(json.dumps(answer, indent=2) if as_json else text)
 
-            save_picture(png, board)
-        if markdown is not None:
-            markdown.parent.mkdir(parents=True, exist_ok=True)
-            page = as_markdown(board, png=png, page=markdown)
-            markdown.write_text(page, encoding="utf-8", errors="replace")  # of a name in any bytes
-    except OSError as error:
-        fail(f"The table stands, but a file could not be written: {error}.", 1)
+
+def _with_lengths(asked: WorkersAsked, policy: str | None) -> WorkersAsked:
+    """Return the workers on which ways to split are compared; recorded steps have no lengths."""
+    for option, value in (("--policy", policy), ("--trace", asked.traces)):
+        if value:
+            remedy = "Four ways to split are compared there, on drawn workers."
+            raise refused("simulate", option, "be left out with --lengths", value, remedy)
+    if asked.scenario is None and asked.speeds is None:
+        asked = replace(asked, scenario="static")
+    return replace(asked, steps=_STEPS_BY_LENGTH) if asked.steps is None else asked
 
 
-def _check_files(png: Path | None, markdown: Path | None) -> None:
-    for option, file, suffix in (("--png", png, ".png"), ("--markdown", markdown, ".md")):
-        if file is not None and (file.suffix != suffix or os.path.isdir(file)):
-            raise refused(
-                "simulate", option, f"name a file that ends in {suffix}", file, "Rename it."
+def _play(cases: Sequence[Case], policy: str | None) -> list[Played]:
+    """Return what every policy makes of every case."""
+    chosen = without_settings() if policy is None else names("simulate", "--policy", policy)
+    try:
+        policies = [(name, by_name(name)) for name in chosen]
+    except ValueError as error:
+        raise ValueError(f"`evenstep simulate --policy`: {error}") from error
+    runs = []
+    for case in progress(cases):
+        cluster, workload = case.given.cluster(case.global_batch_size), case.given.workload
+        best_s = sim.oracle(cluster, workload)
+        for name, each in policies:
+            report = sim.run(each, cluster, workload)
+            run = Played(
+                policy=name,
+                scenario=case.given.name,
+                seed=case.seed,
+                global_batch_size=case.global_batch_size,
+                regret=report.regret(best_s),
+                step_s=float(report.step_s.mean()),
+                best_step_s=float(best_s.mean()),
+                samples_per_s=report.samples_per_s,
+                idle_share=report.idle_share,
+            )
+            runs.append(run)
+    return runs
+
+
+def _standings(runs: Sequence[Played]) -> list[dict[str, Any]]:
+    """Return means over the scenarios for each policy, however many seeds each has; best first."""
+    found: dict[str, dict[str, list[Played]]] = {}
+    for run in runs:
+        found.setdefault(run.policy, {}).setdefault(run.scenario, []).append(run)
+
+    def mean(name: str, some: Sequence[Played]) -> float:
+        return fmean(getattr(run, name) for run in some)
+
+    lines: list[dict[str, Any]] = [
+        {
+            "policy": policy,
+            "regret": {name: mean("regret", some) for name, some in rows.items()},
+            "mean_regret": fmean(mean("regret", some) for some in rows.values()),
+            "samples_per_s": fmean(mean("samples_per_s", some) for some in rows.values()),
+            "idle_share": fmean(mean("idle_share", some) for some in rows.values()),
+        }
+        for policy, rows in found.items()
+    ]
+    return sorted(lines, key=lambda line: line["mean_regret"])
+
+
+def _as_json(cases: Sequence[Case], runs: Sequence[Played]) -> dict[str, Any]:
+    """Return all of it as plain values; shares are fractions of 1."""
+    recorded = {case.given.name: case.recorded_s for case in cases if case.seed is None}
+    return {
+        "evenstep": __version__,
+        "standings": _standings(runs),
+        "runs": [asdict(run) for run in runs],
+        "recorded_step_s": recorded,
+    }
+
+
+def _as_text(cases: Sequence[Case], runs: Sequence[Played], width: int | None) -> str:
+    """Return the table for a terminal of ``width`` columns, or of any."""
+    columns = list(dict.fromkeys(run.scenario for run in runs))
+    alone = len(columns) == 1
+    header = ["policy", *columns, "samples/s" if alone else "mean", "idle"]
+    rows = [
+        [
+            line["policy"],
+            *(percent(line["regret"][name]) for name in columns),
+            number(line["samples_per_s"]) if alone else percent(line["mean_regret"]),
+            percent(line["idle_share"]),
+        ]
+        for line in _standings(runs)
+    ]
+    head = f"Mean step time above the perfect-foresight oracle's, in %: {heading(cases)}."
+    notes = [paragraph(text, width) for text in _recorded_notes(cases, runs)]
+    return "\n\n".join([paragraph(head, width), text_table(header, rows, width=width), *notes])
+
+
+def _recorded_notes(cases: Sequence[Case], runs: Sequence[Played]) -> Iterator[str]:
+    best_s = {run.scenario: run.best_step_s for run in runs}
+    for case in cases:
+        if case.recorded_s is not None:
+            above = percent(case.recorded_s / best_s[case.given.name] - 1)
+            yield (
+                f"As recorded, a step of {case.given.name} took {number(case.recorded_s)} s in "
+                f"the mean, {above} % above the oracle's."
             )
