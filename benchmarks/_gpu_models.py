@@ -10,8 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from evenstep.demo._gpt import GPT, next_byte_loss
-from evenstep.demo._training_job import LARGE, SMALL, Size
+from benchmarks._gpu_gpt import GPT, LARGE, SMALL, Size, next_byte_loss
 
 TINY = Size(width=32, num_layers=1, num_heads=2, context=32, batch_size=8)
 """For runs that only show that the code works."""
@@ -102,7 +101,7 @@ def resnet(*, small: bool) -> Workload:
 
 
 def gpt(*, small: bool, length: int | None = None) -> Workload:
-    """Return the GPT of the demo, or a tiny one, on sequences of ``length`` bytes."""
+    """Return a large GPT, or a tiny one, on sequences of ``length`` bytes."""
     size = TINY if small else LARGE
     return gpt_of(size, length)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import signal
 import subprocess
 import sys
 
@@ -18,7 +17,7 @@ from . import app
 
 OPTIONS = {
     "": ["--help", "--version"],
-    "demo": ["--device", "--help", "--out", "--policy", "--speeds", "--steps", "--workers"],
+    "demo": ["--help", "--out", "--policy", "--speeds", "--steps"],
     "doctor": [
         "--global-batch-size",
         "--help",
@@ -136,8 +135,9 @@ def test_help_names_the_commands():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--workers", "1"], "must be at least 2"),
-        (["--workers", "1000000000"], "must be at most 256"),
+        (["--speeds", "1"], "must name 2 to 256 workers, got 1."),
+        (["--speeds", ",".join(["1"] * 257)], "must name 2 to 256 workers, got 257."),
+        (["--steps", "3"], "--steps` must be at least 10, got 3."),
         (["--speeds", "quick"], "fractions such as 1/3 are accepted"),
         (["--policy", "nonsense"], "nonsense"),
     ],
@@ -145,7 +145,7 @@ def test_help_names_the_commands():
 def test_a_wrong_option_ends_with_the_remedy(tmp_path, arguments, words):
     """Code 2 as for any wrong usage, before a process is started or a folder made."""
     out = tmp_path / "out"
-    result = run("demo", *arguments, "--device", "cpu", "--out", str(out))
+    result = run("demo", *arguments, "--out", str(out))
 
     assert result.exit_code == 2
     assert words in " ".join(result.output.split())
@@ -155,37 +155,29 @@ def test_a_wrong_option_ends_with_the_remedy(tmp_path, arguments, words):
 def test_a_demo_that_cannot_write_is_an_error_with_a_name(tmp_path):
     """Never a traceback."""
     (tmp_path / "file").write_text("in the way")
-    result = run("demo", "--device", "cpu", "--out", str(tmp_path / "file"))
+    result = run("demo", "--out", str(tmp_path / "file"))
 
     assert result.exit_code == 1
     assert "`evenstep demo --out` must be a folder to write in" in " ".join(result.stderr.split())
     assert isinstance(result.exception, SystemExit)
 
 
-def test_a_demo_behind_nohup_goes_on(tmp_path, monkeypatch):
-    """A signal that is ignored stays so; others end it, and its workers with it."""
-    kinds = signal.SIGTERM, signal.SIGHUP
-    before, seen = [signal.getsignal(kind) for kind in kinds], []
-    monkeypatch.setattr(
-        "evenstep.demo._run_demo.run_demo",
-        lambda *_: seen.extend(signal.getsignal(kind) for kind in kinds),
-    )
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    try:
-        assert run("demo", "--device", "cpu", "--out", str(tmp_path)).exit_code == 0
-    finally:
-        for kind, handler in zip(kinds, before, strict=True):
-            signal.signal(kind, handler)
+@pytest.mark.parametrize("name", ["equal", "balanced"])
+def test_a_demo_replaces_nothing_of_the_users(tmp_path, name):
+    """Its own folders of before, and nothing else."""
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "data.csv").write_text("1,2\n")
+    result = run("demo", "--out", str(tmp_path))
 
-    assert callable(seen[0])
-    assert seen[1] == signal.SIG_IGN
+    assert result.exit_code == 2
+    assert f"must hold no `{name}` of another making" in " ".join(result.stderr.split())
 
 
 def test_a_policy_is_found_in_the_current_folder(tmp_path):
     """An installed script does not look there by itself, unlike ``python -m``."""
     (tmp_path / "mine.py").write_text("from evenstep.policies import Lbb as Mine\n")
     script = [sys.executable, "-P", "-c", "from evenstep.cli import main; main()"]
-    asked = ["demo", "--policy", "mine:Mine", "--steps", "3", "--device", "cpu"]
+    asked = ["demo", "--policy", "mine:Mine", "--steps", "3"]
     result = subprocess.run(
         [*script, *asked], cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
     )

@@ -1,1 +1,1 @@
-"""Figures, tables and pictures, the same in every command and in the demo."""
+"""Numbers, tables and sentences, the same in every command and in the demo."""

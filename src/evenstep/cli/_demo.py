@@ -2,36 +2,31 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType
-from typing import Annotated, NoReturn
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
 from .._install import install_line
-from ._common import fail, import_from_here, numbers, refused
+from ..policies import by_name
+from ._common import fail, import_from_here, least, numbers, refused
 
 _NEEDED = ("torch", "matplotlib")
+_MOST_WORKERS = 256
 
 
 def demo(
-    workers: Annotated[
-        int | None, typer.Option(help="Number of worker processes (default: 4, or one per GPU).")
-    ] = None,
-    speeds: Annotated[
-        str | None, typer.Option(help="Emulated speeds, one per worker, such as 1,1/2,1/3,1/6.")
-    ] = None,
+    speeds: Annotated[str, typer.Option(help="Emulated speeds, one per worker.")] = "1,1/2,1/3,1/6",
     policy: Annotated[
         str,
         typer.Option(
             help="The balanced run's policy: a name, or module:Class (also in this folder)."
         ),
-    ] = "auto",
-    device: Annotated[
-        str, typer.Option(help="auto, cpu or cuda; auto takes GPUs if there are two or more.")
     ] = "auto",
     steps: Annotated[
         int | None,
@@ -46,57 +41,39 @@ def demo(
     if missing:
         fail(f"The demo needs {' and '.join(missing)}: `{install_line('demo')}`.", 1)
 
-    from ..demo._launch import DemoFailed
-    from ..demo._run_demo import run_demo
-    from ..demo._settings import choose
+    from ..demo._run_demo import RUNS, DemoFailed, run_demo
+    from ..demo._worker import DemoJob
 
     if ":" in policy:
         import_from_here()
     try:
-        settings = choose(
-            workers=workers,
-            speeds=None if speeds is None else numbers("demo", "--speeds", speeds),
-            policy=policy,
-            device=device,
-            steps=steps,
-            out=out,
-            count_cards=_count_cards,
-        )
+        given = numbers("demo", "--speeds", speeds)
+        if not 2 <= len(given) <= _MOST_WORKERS:
+            rule, remedy = f"name 2 to {_MOST_WORKERS} workers", "Write 1,1/2,1/3 say."
+            raise refused("demo", "--speeds", rule, len(given), remedy)
+        if steps is not None:
+            least("demo", "--steps", steps, 10, "Fewer show nothing.")
+        by_name(policy)
+        _check_out(out, RUNS)
     except ValueError as error:
         fail(str(error), 2)
 
-    _end_by_signals()
-    console = Console()
+    # `with` ends the workers on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     try:
-        run_demo(settings, console)
+        run_demo(DemoJob(policy, given, steps), out, Console())
     except DemoFailed as error:
         fail(str(error), 1)
     except OSError as error:  # a folder that cannot be written, or a full disk
-        fail(_unwritten(out, error), 1)
-    except KeyboardInterrupt:
-        console.print("\nStopped; all workers have ended.")
-        raise typer.Exit(130) from None
+        got = f"{error.filename or out} ({error.strerror or error})"
+        remedy = "Give another one: `--out runs/demo`."
+        fail(str(refused("demo", "--out", "be a folder to write in", got, remedy)), 1)
 
 
-def _unwritten(out: Path, error: OSError) -> str:
-    got = f"{error.filename or out} ({error.strerror or error})"
-    remedy = "Give another one: `--out runs/demo`."
-    return str(refused("demo", "--out", "be a folder to write in", got, remedy))
-
-
-def _count_cards() -> int:
-    import torch
-
-    return torch.cuda.device_count()
-
-
-def _end_by_signals() -> None:
-    """Have signals that end this process end the workers too, on the way out."""
-    for name in ("SIGTERM", "SIGHUP"):
-        number = getattr(signal, name, None)  # Windows has no SIGHUP
-        if number is not None and signal.getsignal(number) != signal.SIG_IGN:  # as `nohup` has it
-            signal.signal(number, _stop)
-
-
-def _stop(number: int, frame: FrameType | None) -> NoReturn:
-    raise KeyboardInterrupt
+def _check_out(out: Path, runs: tuple[str, ...]) -> None:
+    """Refuse a folder in which a run would replace what no demo has made."""
+    for folder in (out / name for name in runs):
+        if os.path.exists(folder) and not os.path.isfile(folder / "job.json"):
+            remedy = "Its runs are written there: give another folder."
+            rule = f"hold no `{folder.name}` of another making"
+            raise refused("demo", "--out", rule, folder, remedy)

@@ -1,7 +1,7 @@
 """Balanced training to look at: ``evenstep demo``.
 
 A small GPT learns the sources of Python's standard library, first with equal shares and then
-balanced. ``_worker.py`` is the training script; the rest launches it, watches and draws.
+balanced. ``_worker.py`` is the training script; ``_run_demo.py`` launches it, watches and draws.
 """
 
 __all__: list[str] = []
