@@ -2,18 +2,19 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
 
-from ._event_rows import PARTS, AccountedRow, RowBlock
-from ._run_figures import AccountFigures
+from ..events import StepsAccounted
+from ._run_figures import PARTS, AccountFigures
 from ._step_bins import StepBins, over
 
 
 @final
 class AccountTally:
-    """Adds up ``StepsAccounted``, blocks of them at a time.
+    """Adds up ``StepsAccounted``, many of them at a time.
 
     The time of several short steps that were told together is spread evenly over them.
 
@@ -28,14 +29,15 @@ class AccountTally:
         self._waiting_s, self._wall_s = bins.sums(), bins.sums()
         self._by_rank = bins.sums()  # one after the other: all parts of a rank, then the next
 
-    def add(self, block: RowBlock[AccountedRow]) -> None:
-        """Add the accounts of a block, in their order."""
-        if not block.rows:
+    def add(self, events: Sequence[StepsAccounted]) -> None:
+        """Add accounts of as many ranks each, in their order."""
+        if not events:
             return
-        num = np.array([row.num_steps for row in block.rows], np.int64)
-        last = np.array([row.step for row in block.rows], np.int64)
+        num = np.array([event.num_steps for event in events], np.int64)
+        last = np.array([event.step for event in events], np.int64)
+        times_s = np.array([[getattr(event, part) for part in PARTS] for event in events])
         row, at, weight = self._bins.spread(last, num)
-        part_s = block.times_s[row] * weight[:, None, None]
+        part_s = times_s[row] * weight[:, None, None]
         wall_s = part_s.sum(axis=1)
         self._part_s.add(at, part_s.sum(axis=2))
         self._rank_steps.add(at, (num[row] * weight)[:, None] * wall_s.shape[1])

@@ -11,9 +11,8 @@ import numpy as np
 from .._render._words import counted, number, percent, seconds
 from .._types import FloatArray
 from ._chart_data import Spec, areas, every, heat, highest, lines, lowest, wider
-from ._event_rows import PARTS
 from ._markup import chart, table
-from ._run_figures import LinkFigures, ReportFigures
+from ._run_figures import PARTS, LinkFigures, ReportFigures
 from ._sayings import LABELS, rank_name
 from ._step_bins import over
 

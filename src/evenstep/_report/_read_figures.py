@@ -26,7 +26,6 @@ from ..events import (
 from ..exceptions import invalid
 from ._account_tally import AccountTally
 from ._cause_tally import CauseTally
-from ._event_rows import AccountedRow, MeasuredRow, RowReader, block_of
 from ._link_tally import LinkTally
 from ._mishaps import Mishaps
 from ._plan_changes import PlanChanges
@@ -34,7 +33,7 @@ from ._run_figures import ReportFigures
 from ._step_bins import StepBins
 from ._step_tally import StepTally
 
-_BLOCK_NUMBERS = 1 << 14  # in one list of all rows together: they stay in a processor's cache
+_BLOCK_NUMBERS = 1 << 14  # of ranks in all events that are added up together
 
 
 def read_figures(path: str | Path) -> ReportFigures:
@@ -66,10 +65,9 @@ class _Reading:
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._lines = EventLines(str(file))
-        self._rows = RowReader()
-        self._measured: list[MeasuredRow] = []
-        self._accounted: list[AccountedRow] = []
+        self._lines = EventLines(str(file), check=_check)
+        self._measured: list[StepMeasured] = []
+        self._accounted: list[StepsAccounted] = []
         bins = self._bins = StepBins()
         self._steps, self._accounts = StepTally(bins), AccountTally(bins)
         self._links = LinkTally(bins)
@@ -81,25 +79,16 @@ class _Reading:
 
     def take(self, line: Line) -> None:
         """Take in the next line."""
-        row = None if line is None else self._rows.read(line, self._lines.num_lines + 1)
-        if row is not None:
-            self._lines.num_lines += 1
-            self._lines.num_known += 1
-            self._add_row(row)
-            return
         event = self._lines.read(line)
         if isinstance(event, (StepMeasured, StepsAccounted)):
-            try:
-                self._add_row(self._rows.again(event, self._lines.num_lines))
-            except ValueError as error:
-                self._lines.damaged(str(error))
+            self._add_steps(event)
         elif event is not None:
             self._add(event)
 
     def figures(self) -> ReportFigures:
         """Return the figures, after the last line."""
         self._flush()
-        self._check()
+        self._check_end()
         steps, accounts, bins = self._steps, self._accounts, self._bins
         first = bins.first or 0
         num = int((steps.last_step - first) // bins.width) + 1
@@ -127,43 +116,34 @@ class _Reading:
             left_out=str(self._lines.left_out),
         )
 
-    def _check(self) -> None:
+    def _check_end(self) -> None:
         self._lines.check_end()
         if not self._steps.num_steps:
             remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."
             got = f"none in {self._file}"
             raise invalid("read_figures(path=...)", "hold a measured step", got, remedy)
 
-    def _add_row(self, row: MeasuredRow | AccountedRow) -> None:
-        if row.world_size != self._world_size:
-            if self._world_size and self._start is not None:
-                self._reject(row.line, f"a step of {row.world_size} ranks among others")
-                return
+    def _add_steps(self, event: StepMeasured | StepsAccounted) -> None:
+        num_ranks = len(event.batch_size if isinstance(event, StepMeasured) else event.wall_s)
+        if num_ranks != self._world_size:
             self._flush()
-            self._world_size = row.world_size
-            self._largest = max(self._largest, row.world_size)
-        self._bins.begin(max(row.step - row.num_steps + 1, 0))
-        if isinstance(row, MeasuredRow):
-            self._measured.append(row)
-            self._step = row.step
+            self._world_size = num_ranks
+            self._largest = max(self._largest, num_ranks)
+        self._bins.begin(max(event.step - event.num_steps + 1, 0))
+        if isinstance(event, StepMeasured):
+            self._measured.append(event)
+            self._step = event.step
             self._keeps_equal &= self._start is not None and self._start.keeps_equal
         else:
-            self._accounted.append(row)
-        if max(len(self._measured), len(self._accounted)) * row.world_size >= _BLOCK_NUMBERS:
+            self._accounted.append(event)
+        if max(len(self._measured), len(self._accounted)) * num_ranks >= _BLOCK_NUMBERS:
             self._flush()
 
     def _flush(self) -> None:
-        """Turn the rows into numbers, and add those up."""
-        if self._measured:
-            self._steps.add(block_of(self._measured, self._reject))
-        if self._accounted:
-            self._accounts.add(block_of(self._accounted, self._reject))
+        """Add up the steps that are waiting."""
+        self._steps.add(self._measured)
+        self._accounts.add(self._accounted)
         self._measured, self._accounted = [], []
-
-    def _reject(self, line: int, problem: str) -> None:
-        left_out = self._lines.left_out
-        left_out.num_damaged += 1
-        left_out.first = left_out.first or f"line {line}: {problem}"
 
     def _add(self, event: Event) -> None:
         is_first = isinstance(event, RunStarted) and self._num_starts == 0 and self._step < 0
@@ -187,6 +167,12 @@ class _Reading:
                 self._causes.add(event)
             case LinksMeasured() | SharesPlanned() | ExchangeMeasured():
                 self._links.add(event)
+
+
+def _check(event: Event) -> None:
+    """Raise ValueError for a step that no run counts."""
+    if isinstance(event, (StepMeasured, StepsAccounted)) and event.step < 0:
+        raise ValueError(f"`{type(event).__name__}(step=...)` must be at least 0, got {event.step}")
 
 
 def _name_of(file: Path) -> str:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from .._types import FloatArray, IntArray
-from ..events import LinksMeasured, Rebalanced, RunStarted, SharesPlanned
+from ..events import LinksMeasured, Rebalanced, RunStarted, SharesPlanned, StepsAccounted
+
+PARTS = tuple(field.name for field in fields(StepsAccounted)[3:])
+"""The parts of a step, in the order of ``StepsAccounted``."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from .._render._words import number, percent, seconds
-from ._event_rows import PARTS
-from ._run_figures import KnownCause, ReportFigures
+from ._run_figures import PARTS, KnownCause, ReportFigures
 
 LABELS = {
     "input_s": "input",

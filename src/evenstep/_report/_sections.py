@@ -18,9 +18,8 @@ from ._charts import (
     step_times,
     waiting,
 )
-from ._event_rows import PARTS
 from ._markup import folded, key_figures, table, text
-from ._run_figures import LinkFigures, ReportFigures
+from ._run_figures import PARTS, LinkFigures, ReportFigures
 from ._sayings import LABELS, ended, headline, lasting, rank_name, saved, still_lost, waiting_share
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from typing import final
 
 import numpy as np
 
 from .._types import FloatArray, IntArray
-from ._event_rows import MeasuredRow, RowBlock
+from ..events import StepMeasured
 from ._run_figures import Savings, StepFigures
 from ._step_bins import StepBins, over
 
 
 @final
 class StepTally:
-    """Adds up ``StepMeasured``, blocks of them at a time.
+    """Adds up ``StepMeasured``, many of them at a time.
 
     Several short steps that were told together count as many of their mean, spread over them.
 
@@ -39,16 +40,16 @@ class StepTally:
         self._elapsed_s = self._saved_s = self._left_s = 0.0
         self._compared_s = self._compared_more_s = 0.0
 
-    def add(self, block: RowBlock[MeasuredRow]) -> None:
-        """Add the steps of a block, in their order."""
-        if not block.rows:
+    def add(self, events: Sequence[StepMeasured]) -> None:
+        """Add steps of as many ranks each, in their order."""
+        if not events:
             return
-        steps = np.array([row.step for row in block.rows], np.int64)
-        nums = np.array([row.num_steps for row in block.rows], np.int64)
-        samples = np.array([row.batch_size for row in block.rows], np.float64)
-        compute_s = np.where(samples > 0, block.times_s[:, 0], 0.0)
+        steps = np.array([event.step for event in events], np.int64)
+        nums = np.array([event.num_steps for event in events], np.int64)
+        samples = np.array([event.batch_size for event in events], np.float64)
+        compute_s = np.where(samples > 0, [event.compute_s for event in events], 0.0)
         makespan_s = compute_s.max(axis=1)
-        equal_s, best_s = _column(block, "equal_split_s"), _column(block, "best_split_s")
+        equal_s, best_s = _column(events, "equal_split_s"), _column(events, "best_split_s")
         row, at, part = self._bins.spread(steps, nums)
         weight = nums[row] * part
         self._add_ranks(at, samples[row], compute_s[row], weight)
@@ -57,7 +58,7 @@ class StepTally:
         self._equal.add(at, equal_s[row], weight)
         self._best.add(at, best_s[row], weight)
         these = np.stack([steps, nums, makespan_s, equal_s - makespan_s], axis=1)
-        self._add_whole(these, _column(block, "wall_s"))
+        self._add_whole(these, _column(events, "wall_s"))
         self._saved_s += float(np.nansum(nums * (equal_s - makespan_s)))
         self._left_s += float(np.nansum(nums * np.maximum(makespan_s - best_s, 0)))
         self.num_steps += int(nums.sum())
@@ -160,11 +161,7 @@ class _Mean:
         return over(self._sums.values[:, :1].sum(axis=1), self.num)
 
 
-def _column(block: RowBlock[MeasuredRow], name: str) -> FloatArray:
+def _column(events: Sequence[StepMeasured], name: str) -> FloatArray:
     """Return a field of every step, NaN where it is not known, or cannot be."""
-    values = [row.rest.get(name) for row in block.rows]
-    return np.array([value if _is_time(value) else math.nan for value in values], np.float64)
-
-
-def _is_time(value: object) -> bool:
-    return type(value) in (int, float) and 0 <= value < math.inf  # type: ignore[operator]
+    values = [getattr(event, name) for event in events]
+    return np.array([math.nan if value is None or value < 0 else value for value in values])
