@@ -29,7 +29,7 @@ from benchmarks._gpu_device import (
 )
 from benchmarks._gpu_fits import cost_errors, fit_errors, memory_errors
 from benchmarks._gpu_models import Workload, gpt, resnet
-from evenstep.torch._memory._oom import free_memory, is_out_of_memory
+from evenstep.torch._memory._retries import free_memory, is_out_of_memory
 
 SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 33, 48, 64, 65, 96, 128, 129, 192, 256, 384, 512)
 SMALL_SIZES = (1, 2, 3, 4, 6, 8, 9, 12, 16)

@@ -20,8 +20,8 @@ import numpy as np
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
-from evenstep.torch._checkpoint._safe_read import CLASSES
 from evenstep.torch._checkpoint._step_folder import INDEX
+from evenstep.torch._checkpoint._tensors import CLASSES
 
 PLAIN, MANIFEST = "plain.pt", "manifest.json"
 

@@ -26,7 +26,7 @@ from evenstep._planner import Job, Planner, Report
 from evenstep.policies import by_name
 from evenstep.torch import Balancer, Checkpoint
 from evenstep.torch._checkpoint import _step_folder as disk
-from evenstep.torch._checkpoint._safe_read import write_index
+from evenstep.torch._checkpoint._tensors import write_index
 from evenstep.torch._session import Estimates
 
 from .loader_fakes import Items, alone

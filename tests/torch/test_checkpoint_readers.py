@@ -14,8 +14,8 @@ from hypothesis import given
 from evenstep._planner import Job, Planner
 from evenstep.exceptions import CheckpointError
 from evenstep.policies import Auto
-from evenstep.torch._checkpoint._safe_read import CLASSES, SafeReader
 from evenstep.torch._checkpoint._step_folder import check_files, read_manifest
+from evenstep.torch._checkpoint._tensors import CLASSES, SafeReader
 from evenstep.torch._session import Estimates
 
 from . import checkpoint_forgery as forgery

@@ -8,7 +8,7 @@ from torch import nn
 
 from evenstep.torch._data._protocols import MicroBatch
 from evenstep.torch._memory._layout import Layout
-from evenstep.torch._memory._probe import probe
+from evenstep.torch._memory._retries import probe
 
 from .._tiers import slow_but
 

@@ -8,8 +8,7 @@ from torch import nn
 
 from evenstep.torch._data._protocols import MicroBatch
 from evenstep.torch._memory._layout import Layout
-from evenstep.torch._memory._oom import is_out_of_memory
-from evenstep.torch._memory._retries import Retries
+from evenstep.torch._memory._retries import Retries, is_out_of_memory
 
 
 class Memory:

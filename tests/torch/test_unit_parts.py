@@ -15,7 +15,7 @@ from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data._step import with_units
 from evenstep.torch._memory._layout import Layout
 from evenstep.torch._memory._retries import Retries
-from evenstep.torch._model._prepared import PreparedModels
+from evenstep.torch._model._models import PreparedModels
 from evenstep.torch._model._units import UnitCounter
 from evenstep.torch._model._weighting import Backward, scale
 from evenstep.torch._step._clock import HostClock

@@ -36,13 +36,13 @@ from ._memory._retries import Retries
 from ._model._compiled import check_compiled, ddp_of
 from ._model._models import (
     BalancedModel,
+    PreparedModels,
     Weighting,
     device_of,
     has_local_batch_norm,
     warn_batch_norm,
     with_ddp,
 )
-from ._model._prepared import PreparedModels
 from ._model._self_test import self_test
 from ._model._units import Unit, UnitCounter, counter_of, warned_of_tokens
 from ._model._weighting import Backward

@@ -9,7 +9,7 @@ from typing import Any, final
 from torch import Size
 
 from .._diagnosis import Phase, StepClues
-from ..torch._step._phases import Timeline
+from ..torch._step._meter import Timeline
 from ._step_log import StepLog
 from ._step_records import StepRecord
 

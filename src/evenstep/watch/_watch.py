@@ -17,7 +17,7 @@ from .._private_torch import dataset_of, indices_of
 from .._run._host_reader import GarbageClock, HostReader
 from ..torch._memory_reader import alloc_retries
 from ..torch._step._clock import clock_of
-from ..torch._step._compile_clock import CompileClock
+from ..torch._step._compile_watch import CompileClock
 from ._call_sites import Frames, MadeLoader, site_of
 from ._courier import Courier, RankEnds, say_off
 from ._mail import RankHello

@@ -14,7 +14,7 @@ from evenstep.testing import run_workers
 from evenstep.torch import Network
 from evenstep.torch._data.loaders._eval import EvalLoader
 from evenstep.torch._data.loaders._server import ServerEval
-from evenstep.torch._exchange._roles import Said, agreed_servers
+from evenstep.torch._exchange._crew import Said, agreed_servers
 
 from ..._tiers import slow_but
 from .networks import DrawnShares

@@ -16,8 +16,8 @@ from torch import nn
 from ..._warning import warn
 from ...exceptions import CheckpointError, invalid
 from . import _step_folder as disk
-from ._plain import check_plain, read_plain
 from ._ranks import Ranks
+from ._step_folder import check_plain, read_plain
 
 _PLAIN = "plain.pt"  # whatever is not the model's nor the optimizer's
 

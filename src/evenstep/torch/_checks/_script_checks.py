@@ -15,9 +15,8 @@ from torch.utils.hooks import RemovableHandle
 from ..._private_torch import at_end_of_backward, backward_number, version_of
 from ..._warning import OneWarning, warn
 from .._data._step import StepCount
-from .._model._models import BalancedModel
+from .._model._models import BalancedModel, PreparedModels
 from .._model._nested import NestedBackwards
-from .._model._prepared import PreparedModels
 from .._model._weighting import Backward
 from .._step._conductor import StepConductor
 from .._step._looks import Looks

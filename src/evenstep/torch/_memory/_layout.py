@@ -1,20 +1,74 @@
-"""What of a batch has one entry per sample, by which it is cut."""
+"""What of a batch has one entry per sample, by which it is cut; and trials that leave no trace."""
 
 from __future__ import annotations
 
 import copy
 import dataclasses
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
+from torch import nn
 from torch.utils.data import DataLoader
 
+from ..._private_torch import buffers_of
 from ...exceptions import invalid
 from .._data.fetch._torch_loader import pinner, pinning
 from .._data.loaders._stream import StreamLoader
 from .._step._containers import rebuild
-from ._kept import kept_random
+
+
+@contextmanager
+def kept(modules: Sequence[nn.Module]) -> Iterator[None]:
+    """Put gradients, buffers and the random state back at the end; inside, there are no gradients.
+
+    The random state is that of torch's default generators, numpy's and Python's own.
+    """
+    parameters = [parameter for module in modules for parameter in module.parameters()]
+    grads = [parameter.grad for parameter in parameters]
+    buffers = list(_buffers(modules))
+    values = [buffer.clone() for _, _, buffer in buffers]
+    try:
+        with kept_random(parameters):
+            for parameter in parameters:
+                parameter.grad = None
+            yield
+    finally:
+        for parameter, grad in zip(parameters, grads, strict=True):
+            parameter.grad = grad
+        with torch.no_grad():
+            for (layer, name, buffer), value in zip(buffers, values, strict=True):
+                buffers_of(layer)[name] = buffer  # a forward may have put another in its place
+                buffer.copy_(value)
+
+
+@contextmanager
+def kept_random(parameters: Sequence[nn.Parameter] = ()) -> Iterator[None]:
+    """Put the random state back at the end: torch's, on the parameters' devices too, and others'.
+
+    Others are numpy's and Python's own.
+    """
+    devices = {p.device.index for p in parameters if p.device.type == "cuda"}
+    python, legacy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=sorted(devices)):
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(legacy)
+
+
+def _buffers(modules: Sequence[nn.Module]) -> Iterator[tuple[nn.Module, str, torch.Tensor]]:
+    """Yield every buffer with the layer that holds it and its name there."""
+    for module in modules:
+        for layer in module.modules():
+            for name, buffer in buffers_of(layer).items():
+                if buffer is not None:
+                    yield layer, name, buffer
+
 
 Path = tuple[Any, ...]
 """Keys, places and field names that lead to a member of a batch."""

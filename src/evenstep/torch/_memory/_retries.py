@@ -1,9 +1,11 @@
-"""Run a step's micro-batches, and run them again in smaller parts where memory ran out."""
+"""Run a step's micro-batches, find by trial what fits, and run smaller parts where it did not."""
 
 from __future__ import annotations
 
 import functools
+import gc
 import math
+import traceback
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -13,11 +15,126 @@ import torch
 from ...exceptions import invalid
 from ...solve._cut import cut, cut_by_size
 from .._data._protocols import MicroBatch
-from .._model._prepared import PreparedModels
+from .._model._models import PreparedModels
 from .._step._conductor import StepConductor
-from ._layout import Layout
-from ._oom import attempt, free_memory
-from ._probe import Closure, probe
+from ._layout import Layout, kept
+
+_SIGNS = (
+    "out of memory",
+    "can't allocate memory",
+    "cannot allocate memory",
+    "status_alloc_failed",  # of cuBLAS and cuDNN, which find no room for what they work with
+)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Tell whether ``error`` says that memory, the device's or the host's, ran out."""
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    text = str(error).lower()
+    return isinstance(error, RuntimeError) and any(sign in text for sign in _SIGNS)
+
+
+def attempt(call: Callable[[], object], *, survives: bool = True) -> Exception | None:
+    """Make ``call``; return the error if memory ran out, and have its frames hold nothing.
+
+    Args:
+        call: may run out of memory.
+        survives: whether it may be made again; if not, the error is raised as any other.
+    """
+    try:
+        call()
+    except (RuntimeError, MemoryError) as error:
+        if not (survives and is_out_of_memory(error)):
+            raise
+        traceback.clear_frames(error.__traceback__)  # they hold what filled the memory
+        return error.with_traceback(None)
+    return None
+
+
+def free_memory() -> None:
+    """Give back what the failed forward held."""
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+
+
+Closure = Callable[[Any], torch.Tensor]
+"""The user's forward: from a micro-batch to its loss."""
+
+_MARGIN = 0.9  # of what was found: fragmentation, longer sequences, an evaluation in between
+
+
+def probe(
+    part: MicroBatch,
+    closure: Closure,
+    through: Callable[[torch.Tensor], Any],
+    *,
+    most: int,
+    smallest: int,
+    layout: Layout,
+    models: PreparedModels,
+) -> int | None:
+    """Return the most samples that one forward should get, or None if ``most`` of them fit.
+
+    Runs forward and backward at doubling sizes, made by repeating the samples at hand, until one
+    does not fit; then halves the interval to within a tenth. A tenth is left free. Gradients are
+    thrown away; buffers (running statistics) and the random state are put back. Other ranks are
+    not needed for any of it: nothing is synchronised.
+
+    Right where memory grows with the number of samples, whatever is in them. Wrong where it
+    depends on their lengths: probe on the longest, or set `Bounds(max=...)`. Optimizer state that
+    is made in the first step comes on top: what then runs out is cut by ``Retries``.
+
+    Args:
+        part: a micro-batch of real samples.
+        closure: from a batch to its loss.
+        through: runs the backward of a loss.
+        most: largest size worth knowing, at least 1.
+        smallest: samples that one forward needs at least.
+        layout: tells what of a batch has one entry per sample.
+        models: whose gradients and buffers are put back, and whose backwards do not synchronise.
+
+    Raises:
+        RuntimeError: not even ``smallest`` samples fit.
+    """
+    held = max(part.num_samples, 1)
+
+    def fits(size: int) -> bool:
+        def forward_and_backward() -> None:
+            with models.no_sync():
+                through(closure(layout.repeat(part.batch, held, size)))
+
+        failed = attempt(forward_and_backward)
+        if failed is not None:
+            models.forget_forward()
+        free_memory()
+        return failed is None
+
+    with kept(models.modules()):
+        good = _largest(fits, start=max(min(held, most), smallest), most=most)
+    if good == most:
+        return None
+    if good < smallest:
+        raise RuntimeError(
+            f"Not even {smallest} samples fit into this worker's memory. Use a smaller model, "
+            f"activation checkpointing, or leave this worker out."
+        )
+    return max(int(_MARGIN * good), smallest)
+
+
+def _largest(fits: Callable[[int], bool], *, start: int, most: int) -> int:
+    """Return a size that fits and is within a tenth of the largest; 0 if none does."""
+    good, bad, size = 0, None, start
+    while bad is None and good < most:
+        if fits(size):
+            good, size = size, min(2 * size, most)
+        else:
+            bad = size
+    while bad is not None and bad - good > max(1, good // 10):
+        middle = (good + bad) // 2
+        good, bad = (middle, bad) if fits(middle) else (good, middle)
+    return good
 
 
 class Retries:

@@ -31,8 +31,7 @@ from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
 from .._step._containers import hidden_tensors_in, rebuild, tensors_in
 from .._step._output_looks import look_at
-from .._step._tickets import known
-from .._step._unknown_weights import not_averaged
+from .._step._tickets import known, not_averaged
 from .._step._uses import ForwardUse
 
 
