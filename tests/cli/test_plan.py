@@ -241,7 +241,7 @@ def test_what_is_typed_beats_what_was_recorded(tmp_path):
         ([*TYPED, "--mbit", "9", "--model-mb", "1e308"], "from 0.001 to 1e+16, got 1e+308"),
         ([*TYPED, "--mbit", "1e-320", "--model-mb", "8"], "from 1e-18 to 1e+18"),
         (["--speeds", "1,1e308", *TYPED[2:]], "from 1e-18 to 1e+18"),
-        (["--run", "x" * 300], "name a recorded run"),
+        (["--run", "x" * 300], "name a run that can be read"),
         (["--doctor", "/dev/zero"], "must be a file or a pipe, got /dev/zero"),
         ([*TYPED, "--mbit", "100", "--model-mb", "8", "--overlap", "2"], "--overlap"),
     ],

@@ -242,7 +242,7 @@ def test_a_run_that_cannot_be_read_is_named(tmp_path, monkeypatch, name):
 
     assert done.exit_code == 2
     said = " ".join(done.output.split())
-    assert "`evenstep trace RUN` must name a recorded run, got" in said
+    assert "`evenstep trace RUN` must name a run that can be read, got" in said
     assert "Give what `Runtime(run_dir=...)` was given." in said
     assert not list(tmp_path.iterdir())
 

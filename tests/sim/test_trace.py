@@ -1,7 +1,5 @@
 """A recorded run is read as it was recorded, or refused by its line."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -18,13 +16,6 @@ def write(folder, lines, name="trace.csv"):
     return file
 
 
-def as_json(rows):
-    return [
-        json.dumps(dict(zip(HEADER.split(","), map(json.loads, row.split(",")), strict=True)))
-        for row in rows
-    ]
-
-
 def test_a_run_at_the_recorded_sizes_takes_the_recorded_times(tmp_path):
     """Whatever part of them is a fixed cost."""
     file = write(tmp_path, [HEADER, *ROWS])
@@ -37,8 +28,8 @@ def test_a_run_at_the_recorded_sizes_takes_the_recorded_times(tmp_path):
         np.testing.assert_allclose(report.compute_s, [[0.2, 0.3], [0.1, 0.6]])
 
 
-def test_json_lines_say_the_same(tmp_path):
-    """Blank lines, the order of columns and spaces apart."""
+def test_order_of_columns_and_blank_lines_say_nothing(tmp_path):
+    """Spaces neither."""
     table = sim.read_trace(write(tmp_path, [HEADER, *ROWS[:2], "", *ROWS[2:]]))
     other = [
         "samples,step,seconds,worker",
@@ -47,22 +38,19 @@ def test_json_lines_say_the_same(tmp_path):
         "30,6,0.6,1",
         "10,6,0.1,0",
     ]
-    lines = sim.read_trace(write(tmp_path, [*as_json(ROWS), ""], "trace.jsonl"))
     turned = sim.read_trace(write(tmp_path, other, "turned.csv"))
 
     assert np.array_equal(table.slope_s, [[0.02, 0.01], [0.01, 0.02]])
-    assert np.array_equal(table.slope_s, lines.slope_s)
     assert np.array_equal(table.slope_s, turned.slope_s)
 
 
 def test_a_mark_of_byte_order_is_no_part_of_the_first_name(tmp_path):
     """As spreadsheets begin text in UTF-8 with."""
-    for name, lines in (("marked.csv", [HEADER, *ROWS]), ("marked.jsonl", as_json(ROWS))):
-        file = write(tmp_path, lines, name)
-        plain = sim.read_trace(file)
-        file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
+    file = write(tmp_path, [HEADER, *ROWS], "marked.csv")
+    plain = sim.read_trace(file)
+    file.write_bytes(b"\xef\xbb\xbf" + file.read_bytes())
 
-        assert np.array_equal(sim.read_trace(file).slope_s, plain.slope_s)
+    assert np.array_equal(sim.read_trace(file).slope_s, plain.slope_s)
 
 
 def test_who_has_no_row_was_not_there(tmp_path):
@@ -124,32 +112,9 @@ def test_other_columns_are_refused(tmp_path, header, match):
         sim.read_trace(write(tmp_path, [header, *ROWS]))
 
 
-@pytest.mark.parametrize(
-    ("text", "match"),
-    [
-        ("{", "JSON"),
-        ("[0, 0, 1, 1]", "objects"),
-        ('{"step": 0, "worker": 0, "seconds": 1}', "no 'samples'"),
-        ('{"step": 0, "worker": 0, "seconds": 1, "samples": 1, "host": "a"}', "'host'"),
-        ('{"step": 0, "worker": 0, "seconds": null, "samples": 1}', "seconds"),
-        ('{"step": 0, "worker": 0, "seconds": NaN, "samples": 1}', "seconds"),
-        ('{"step": 0, "worker": 0, "seconds": true, "samples": 1}', "seconds"),
-        ('{"step": 0, "worker": 0, "seconds": 1, "samples": 1.0}', "samples"),
-        ('{"step": true, "worker": 0, "seconds": 1, "samples": 1}', "step"),
-    ],
-)
-def test_a_bad_json_line_is_named(tmp_path, text, match):
-    """As in a table."""
-    file = write(tmp_path, [*as_json(["0,1,1,1"]), text], "trace.jsonl")
-
-    with pytest.raises(ValueError, match=match) as error:
-        sim.read_trace(file)
-    assert "in line 2 of trace.jsonl" in str(error.value)
-
-
 def test_other_files_are_refused(tmp_path):
     """By their ending, or by what they hold."""
-    with pytest.raises(ValueError, match=r"\.csv or \.jsonl"):
+    with pytest.raises(ValueError, match=r"end in \.csv"):
         sim.read_trace(write(tmp_path, [HEADER, *ROWS], "trace.txt"))
     (tmp_path / "trace.csv").write_bytes(b"step,worker\xff")
     with pytest.raises(ValueError, match="UTF-8"):

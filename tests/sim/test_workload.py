@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 
 from evenstep import AffineTime, Cluster, allocate, sim
-from evenstep.sim._saturated import SaturatedTime
+from evenstep.sim._workload import SaturatedTime
 from evenstep.timemodels import TableTime, bisect_batch
 
 LINE = AffineTime(np.array([0.01, 0.002]), np.array([0.001, 0.003]))

@@ -24,14 +24,13 @@ from ..events import (
     WaitingDiagnosed,
 )
 from ..exceptions import invalid
-from ._account_tally import AccountTally
 from ._cause_tally import CauseTally
 from ._link_tally import LinkTally
 from ._mishaps import Mishaps
 from ._plan_changes import PlanChanges
 from ._run_figures import ReportFigures
 from ._step_bins import StepBins
-from ._step_tally import StepTally
+from ._step_tally import AccountTally, StepTally
 
 _BLOCK_NUMBERS = 1 << 14  # of ranks in all events that are added up together
 

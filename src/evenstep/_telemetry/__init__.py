@@ -9,10 +9,10 @@ from ._from_record import from_record as from_record
 from ._jsonl import JsonLines as JsonLines
 from ._line import ProgressLine as ProgressLine
 from ._news import FaultLog as FaultLog
-from ._open import open_outlets as open_outlets
 from ._outlet import Fanout as Fanout
 from ._outlet import Outlet as Outlet
 from ._outlet import close_all as close_all
+from ._outlet import open_outlets as open_outlets
 
 __all__ = [
     "EventFile",

@@ -16,8 +16,7 @@ from ..events import (
     StepsAccounted,
     WaitingDiagnosed,
 )
-from ._news import news
-from ._waiting import named, waiting_news
+from ._news import named, news, waiting_news
 
 PARTS = tuple(field.name.removesuffix("_s") for field in fields(StepsAccounted)[3:])
 

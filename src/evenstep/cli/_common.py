@@ -31,6 +31,19 @@ def refused(command: str, option: str, rule: str, got: object, remedy: str) -> V
     return invalid(f"evenstep {command} {option}", rule, got, remedy)
 
 
+def unread(command: str, argument: str, run: object, error: OSError) -> ValueError:
+    """Return the error for a run that cannot be read."""
+    got = f"{error.filename or run} ({error.strerror or error})"
+    remedy = "Give what `Runtime(run_dir=...)` was given."
+    return refused(command, argument, "name a run that can be read", got, remedy)
+
+
+def unwritten(command: str, file: Path, error: OSError, *, example: str) -> ValueError:
+    """Return the error for an output that cannot be written."""
+    got, remedy = f"{file} ({error.strerror or error})", f"Give another one: `--output {example}`."
+    return refused(command, "--output", "be a file to write", got, remedy)
+
+
 def import_from_here() -> None:
     """Find modules in the current folder, as ``python -m`` does and an installed script does not.
 

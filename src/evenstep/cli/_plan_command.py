@@ -19,7 +19,7 @@ from .._types import IntArray
 from ..advice import advise, read_run
 from ..advice._advice import Advice
 from ..advice._recorded_run import RunTimes
-from ._common import check_ends, counts, fail, least, numbers, refused, spread
+from ._common import check_ends, counts, fail, least, numbers, refused, spread, unread
 from ._length_splits import HiddenSize, Lengths, Padded
 from ._plan_lengths import answer_lengths, lengths_text
 from ._plan_links import (
@@ -178,9 +178,7 @@ def _recorded(
     try:
         return read_run(run)
     except OSError as error:
-        remedy = "Give what `Runtime(run_dir=...)` was given."
-        got = f"{error.filename or run} ({error.strerror or error})"
-        raise refused("plan", "--run", "name a recorded run", got, remedy) from error
+        raise unread("plan", "--run", run, error) from error
     except ValueError as error:
         raise ValueError(f"`evenstep plan --run`: {error}") from error
 

@@ -13,7 +13,7 @@ from .. import __version__
 from .._report import ReportFigures, page, read_figures
 from .._telemetry._event_file import events_file
 from .._whole_file import write_whole
-from ._common import fail, refused
+from ._common import fail, refused, unread, unwritten
 
 Run = Annotated[
     Path,
@@ -50,9 +50,7 @@ def _read(run: Path, argument: str) -> ReportFigures:
     try:
         return read_figures(run)
     except OSError as error:
-        remedy = "Give what `Runtime(run_dir=...)` was given."
-        got = f"{error.filename or run} ({error.strerror or error})"
-        raise refused("report", argument, "name a recorded run", got, remedy) from error
+        raise unread("report", argument, run, error) from error
 
 
 def _spare(events: Path, path: Path) -> None:
@@ -66,6 +64,4 @@ def _write(path: Path, text: str) -> None:
     try:
         write_whole(path, [text])
     except OSError as error:
-        remedy = "Give another one: `--output report.html`."
-        got = f"{path} ({error.strerror or error})"
-        raise refused("report", "--output", "be a file to write", got, remedy) from error
+        raise unwritten("report", path, error, example="report.html") from error

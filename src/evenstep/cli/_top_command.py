@@ -12,7 +12,7 @@ from rich.console import Console
 
 from .._top import FileSource, Source, StreamSource, TopView, watch
 from .._top._refreshing import quit_key
-from ._common import check_ends, fail, refused, within
+from ._common import check_ends, fail, unread, within
 
 
 def top(
@@ -38,7 +38,7 @@ def top(
         # What is left on the screen.
         console.print(TopView(source.run, run, source.remark, source.silent_s))
     except OSError as error:
-        fail(_unread(run, error), 2)
+        fail(str(unread("top", "RUN", run, error)), 2)
     except ValueError as error:
         fail(str(error), 2)
 
@@ -56,9 +56,3 @@ def _now(source: Source, run: str) -> TopView:
         if not source.update(within_s=1.0) and isinstance(source, FileSource):
             break  # it is read up to its end, and a stream ends by itself
     return TopView(source.run, run, source.remark, source.silent_s, fits=False)
-
-
-def _unread(run: str, error: OSError) -> str:
-    got = f"{error.filename or run} ({error.strerror or error})"
-    remedy = "Give what `Runtime(run_dir=...)` was given."
-    return str(refused("top", "RUN", "name a run that can be read", got, remedy))

@@ -16,7 +16,7 @@ from .._telemetry._chrome_trace import ALIGNMENT, ChromeTrace
 from .._telemetry._event_file import events_file
 from .._whole_file import write_whole
 from ..events import to_record
-from ._common import fail, refused
+from ._common import fail, refused, unread, unwritten
 
 Run = Annotated[Path, typer.Argument(help="A recorded run's folder, or its events.jsonl.")]
 Output = Annotated[
@@ -41,9 +41,7 @@ def trace(run: Run, output: Output = None, steps: Steps = None) -> None:
         first = list(islice(records, 1))  # before the other file is begun
         write_whole(file, _pieces(drawing.of(chain(first, records))))
     except OSError as error:
-        remedy = "Give another one: `--output trace.json`."
-        got = f"{file} ({error.strerror or error})"
-        fail(str(refused("trace", "--output", "be a file to write", got, remedy)), 2)
+        fail(str(unwritten("trace", file, error, example="trace.json")), 2)
     except ValueError as error:
         fail(str(error), 2)
     if drawing.drawn is None:
@@ -59,7 +57,7 @@ def _events(run: Path) -> Path:
     try:
         return events_file(run)
     except OSError as error:  # of a name that is too long
-        raise _unread(run, error) from error
+        raise unread("trace", "RUN", run, error) from error
 
 
 def _records(events: Path) -> Iterator[dict[str, Any]]:
@@ -67,13 +65,7 @@ def _records(events: Path) -> Iterator[dict[str, Any]]:
     try:
         yield from map(to_record, read_events(events))
     except OSError as error:
-        raise _unread(events, error) from error
-
-
-def _unread(events: Path, error: OSError) -> ValueError:
-    got = f"{events} ({error.strerror or error})"
-    remedy = "Give what `Runtime(run_dir=...)` was given."
-    return refused("trace", "RUN", "name a recorded run", got, remedy)
+        raise unread("trace", "RUN", events, error) from error
 
 
 def _pieces(events: Iterable[dict[str, Any]]) -> Iterator[str]:

@@ -31,14 +31,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     patience = Patience()
     try:
         desk = open_desk(os.environ, timeout_s=patience.arrive_s)
-        with StageLine(desk.rank == 0) as line:
-            checkup = examine(
-                desk,
-                line,
-                step=options.step,
-                global_batch_size=options.global_batch_size,
-                patience=patience,
-            )
+        checkup = examine(
+            desk,
+            StageLine(desk.rank == 0),
+            step=options.step,
+            global_batch_size=options.global_batch_size,
+            patience=patience,
+        )
         return 0 if checkup is None else _say(checkup, options)
     except (RuntimeError, ValueError) as error:
         print(f"Error: {error}", file=sys.stderr)

@@ -243,7 +243,7 @@ class _Leader:
         silent: set[int] = set()
         until_s = time.monotonic() + 1.5 * self.member.patience.links_s  # dead links take longer
         for at, turn in enumerate(orders.turns):
-            self.line.say("measuring links", f", {at + 1} of {len(orders.turns)}")
+            self.line.say("measuring links")
             if time.monotonic() > until_s:
                 desk.leave(f"turn-{at}", SKIP)
                 continue
@@ -261,7 +261,7 @@ class _Leader:
 
     def _paces(self, orders: DoctorOrders) -> tuple[Pace, ...]:
         desk = self.member.desk
-        self.line.say("timing steps", f", {self.member.patience.timing_s:g} s")
+        self.line.say(f"timing steps, {self.member.patience.timing_s:g} s")
         desk.leave("steps", "")
         self.member.time(orders)
         within_s = self.member.patience.steps_s

@@ -21,10 +21,10 @@ def read_trace(path: str | Path, *, intercept_s: float | FloatArray | None = Non
     The ``events.jsonl`` of a run, or its folder: all full steps of the newest run in it that were
     measured, after the first, numbered anew, and named by the folder.
 
-    Or a CSV with a header, or JSON lines (``.csv``, ``.jsonl``), with the columns ``step``,
-    ``worker``, ``seconds`` and ``samples`` in any order and no others: what one worker computed
-    in one step, and for how long, waiting apart. Steps ascend without a gap from any number on; the
-    workers of a step come in any order. Worker numbers may be any, and their columns ascend.
+    Or a CSV with a header (``.csv``), with the columns ``step``, ``worker``, ``seconds`` and
+    ``samples`` in any order and no others: what one worker computed in one step, and for how long,
+    waiting apart. Steps ascend without a gap from any number on; the workers of a step come in any
+    order. Worker numbers may be any, and their columns ascend.
 
     A worker without a row in a step was not there: ``presence`` is false, and a run over the
     trace restarts whenever a worker leaves or joins. A step that was not recorded for one of the

@@ -3,22 +3,16 @@
 from __future__ import annotations
 
 import csv
-import json
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import NoReturn
 
-from .._telemetry import Line
-from .._telemetry._event_file import whole_lines
 from .._telemetry._recorded import WARM_UP, Recorded
 from ..exceptions import invalid
 
 COLUMNS = ("step", "worker", "seconds", "samples")
-_FIRST = 10  # lines that are looked at
-_ONE_OBJECT = "Write one object with named columns per line."
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,13 +35,11 @@ def read_rows(file: Path) -> Iterator[Row]:
     if is_run(file):
         yield from _of_run(Recorded.of(file, caller="read_trace"))
         return
-    kinds = {".csv": _csv, ".jsonl": _json_lines}
-    if file.suffix not in kinds:
-        raise invalid(
-            "read_trace(path=...)", "end in .csv or .jsonl", repr(str(file)), "Rename the file."
-        )
+    if file.suffix != ".csv":
+        rule, remedy = "end in .csv, or hold a run's events", "Rename the file."
+        raise invalid("read_trace(path=...)", rule, repr(str(file)), remedy)
     try:
-        for line, entry in kinds[file.suffix](file):
+        for line, entry in _csv(file):
             _check_columns(file, line, entry)
             yield Row(
                 line,
@@ -63,21 +55,8 @@ def read_rows(file: Path) -> Iterator[Row]:
 
 
 def is_run(file: Path) -> bool:
-    """Tell whether a file, or a folder, holds the events of a run; some lines may be damaged."""
-    if file.is_dir():
-        return True
-    if file.suffix != ".jsonl":
-        return False
-    with file.open("rb") as lines:
-        return any(_is_event(line) for line in islice(whole_lines(lines), _FIRST))
-
-
-def _is_event(line: Line) -> bool:
-    try:
-        entry = json.loads(line or b"")
-    except (ValueError, RecursionError):
-        return False
-    return isinstance(entry, dict) and "event" in entry
+    """Tell whether a file, or a folder, is that of a run."""
+    return file.is_dir() or file.suffix == ".jsonl"
 
 
 def _of_run(run: Recorded) -> Iterator[Row]:
@@ -101,12 +80,12 @@ def refuse(file: Path, line: int, rule: str, got: object, remedy: str) -> NoRetu
     raise invalid("read_trace(path=...)", rule, f"{got} in line {line} of {file.name}", remedy)
 
 
-def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
+def _csv(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
     with file.open(encoding="utf-8-sig", newline="") as lines:
         reader = csv.reader(lines, strict=True)
         try:
             header = next(reader, [])
-            _check_columns(file, 1, dict.fromkeys(header))
+            _check_columns(file, 1, dict.fromkeys(header, ""))
             if len(header) > len(COLUMNS):
                 refuse(file, 1, "have each column once", ", ".join(header), "Drop one.")
             for cells in reader:
@@ -120,21 +99,7 @@ def _csv(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
             refuse(file, reader.line_num, "be CSV", f"{error}", "Quote nothing: all are numbers.")
 
 
-def _json_lines(file: Path) -> Iterator[tuple[int, dict[str, Any]]]:
-    with file.open(encoding="utf-8-sig") as lines:
-        for number, text in enumerate(lines, start=1):
-            if not text.strip():
-                continue
-            try:
-                entry = json.loads(text)
-            except (ValueError, RecursionError) as error:
-                refuse(file, number, "hold JSON in every line", repr(str(error)), _ONE_OBJECT)
-            if not isinstance(entry, dict):
-                refuse(file, number, "hold JSON objects alone", text.strip(), _ONE_OBJECT)
-            yield number, entry
-
-
-def _check_columns(file: Path, line: int, entry: dict[str, Any]) -> None:
+def _check_columns(file: Path, line: int, entry: dict[str, str]) -> None:
     rule = f"have the columns {', '.join(COLUMNS)} and no others"
     unknown = [name for name in entry if name not in COLUMNS]
     missing = [name for name in COLUMNS if name not in entry]
@@ -144,24 +109,20 @@ def _check_columns(file: Path, line: int, entry: dict[str, Any]) -> None:
         refuse(file, line, rule, f"no {missing[0]!r}", "Record it for every worker and step.")
 
 
-def _whole(file: Path, line: int, entry: dict[str, Any], name: str, *, least: int) -> int:
+def _whole(file: Path, line: int, entry: dict[str, str], name: str, *, least: int) -> int:
     value = entry[name]
-    number = None
-    if isinstance(value, str) and value.strip().lstrip("-").isdecimal():
-        number = int(value)
-    elif type(value) is int:
-        number = value
+    number = int(value) if value.strip().lstrip("-").isdecimal() else None
     if number is None or number < least:
         remedy = "Leave out a worker that computed nothing." if least else "Count from 0."
         refuse(file, line, f"give {name!r} as an integer >= {least}", repr(value), remedy)
     return number
 
 
-def _seconds(file: Path, line: int, entry: dict[str, Any]) -> float:
+def _seconds(file: Path, line: int, entry: dict[str, str]) -> float:
     value = entry["seconds"]
     try:
-        seconds = math.nan if isinstance(value, bool) else float(value)
-    except (TypeError, ValueError):
+        seconds = float(value)
+    except ValueError:
         seconds = math.nan
     if not (math.isfinite(seconds) and seconds > 0):
         remedy = "Leave out steps that were not measured."

@@ -14,10 +14,9 @@ from ..policies import AbstractPolicy, by_name
 from ._cost_decider import CostDecider
 from ._deciders import AbstractDecider, OracleDecider, PolicyDecider
 from ._floor import Floor
-from ._log import Log
 from ._rounds import as_planned
 from ._sample_workload import SampleWorkload
-from ._sim_report import SimReport
+from ._sim_report import Log, SimReport
 from ._workload import AbstractWorkload
 
 BSP = Bsp()
