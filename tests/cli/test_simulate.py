@@ -175,14 +175,8 @@ def test_policies_of_one_s_own(tmp_path):
         (["--scenario", "static", "--policy", "nonsense"], "'nonsense'"),
         (["--scenario", "static", "--policy", "no.such:Thing"], "imported"),
         (["--scenario", "static", "--policy", "fixed"], "--policy"),
-        (["--scenario=burst", "--seeds", "0"], "--seeds"),
-        (["--scenario=burst", "--seeds", "7-3"], "--seeds"),
-        (["--scenario=burst", "--seeds", "few"], "--seeds"),
-        (
-            ["--scenario=burst", "--seeds", "1000000000"],
-            "must be a number from 1 to 10,000",
-        ),
-        (["--scenario=burst", "--seeds", "9" * 5000], "--seeds` must be a number"),
+        (["--scenario=burst", "--seeds", "0"], "--seeds` must be from 1 to 10,000, got 0"),
+        (["--scenario=burst", "--seeds", "1000000000"], "--seeds` must be from 1 to 10,000"),
         (["--scenario=burst", "--steps", "0"], "--steps"),
         (
             ["--scenario=burst", "--steps", "1000000000"],

@@ -98,17 +98,17 @@ def test_a_bad_line_is_named(tmp_path, rows, line, match):
 
 
 @pytest.mark.parametrize(
-    ("header", "match"),
+    "header",
     [
-        ("step,worker,seconds", "no 'samples'"),
-        ("step,worker,seconds,samples,host", "'host'"),
-        ("step,worker,seconds,samples,step", "each column once"),
-        ("", "no 'step'"),
+        "step,worker,seconds",
+        "step,worker,seconds,samples,host",
+        "step,worker,seconds,samples,step",
+        "",
     ],
 )
-def test_other_columns_are_refused(tmp_path, header, match):
-    """Those that are missing and those that nobody knows."""
-    with pytest.raises(ValueError, match=match):
+def test_other_columns_are_refused(tmp_path, header):
+    """Those that are missing, those that nobody knows, and those that stand there twice."""
+    with pytest.raises(ValueError, match=r"each once and no others.* in line 1"):
         sim.read_trace(write(tmp_path, [header, *ROWS]))
 
 

@@ -29,35 +29,3 @@ from ._machine_facts import read_variables as read_variables
 from ._paces import run_times as run_times
 from ._schedule import Schedule as Schedule
 from ._schedule import schedule as schedule
-
-__all__ = [
-    "TURN_S",
-    "Ailment",
-    "CgroupLimits",
-    "Checkup",
-    "CpuFacts",
-    "Device",
-    "FoundAilment",
-    "LinkServer",
-    "LinkSpeed",
-    "NetworkFacts",
-    "Pace",
-    "RankFacts",
-    "RoomFacts",
-    "Schedule",
-    "as_text",
-    "from_record",
-    "gpus_of_driver",
-    "host_mbit",
-    "judge",
-    "measure_link",
-    "read_cgroups",
-    "read_checkup",
-    "read_cpu",
-    "read_network",
-    "read_room",
-    "read_variables",
-    "run_times",
-    "schedule",
-    "to_json",
-]

@@ -3,5 +3,3 @@
 from ._page import page as page
 from ._read_figures import read_figures as read_figures
 from ._run_figures import ReportFigures as ReportFigures
-
-__all__ = ["ReportFigures", "page", "read_figures"]

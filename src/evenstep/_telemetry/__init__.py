@@ -13,19 +13,3 @@ from ._outlet import Fanout as Fanout
 from ._outlet import Outlet as Outlet
 from ._outlet import close_all as close_all
 from ._outlet import open_outlets as open_outlets
-
-__all__ = [
-    "EventFile",
-    "EventLines",
-    "Fanout",
-    "FaultLog",
-    "FollowedFile",
-    "JsonLines",
-    "Line",
-    "Outlet",
-    "ProgressLine",
-    "close_all",
-    "from_record",
-    "open_outlets",
-    "read_events",
-]

@@ -7,5 +7,3 @@ from ._run_sources import FileSource as FileSource
 from ._run_sources import Source as Source
 from ._run_sources import StreamSource as StreamSource
 from ._top_view import TopView as TopView
-
-__all__ = ["FileSource", "LiveRun", "RankFigures", "Source", "StreamSource", "TopView", "watch"]

@@ -3,21 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated
+from typing import Annotated, Any
 
+import numpy as np
 import typer
 
 from .. import sim
-from .._render._words import percent
+from .._render._words import paragraph, percent, seconds, text_table
 from .._types import Cluster
 from ..sim import Scenario
 from ..sim._lengths import DRAWN, read_lengths
 from ..sim._sample_workload import SampleWorkload
-from ._common import check_ends, refused, within
+from ._common import check_ends, names, refused, within
+from ._plan_text import Question
+from ._simulated_workers import Case, heading, progress
 
 Lengths = Annotated[
     str | None,
@@ -31,6 +34,7 @@ HiddenSize = Annotated[
     typer.Option(help="A sample costs L + L**2 / (6 N); N = 0: L (default: 4096; with --lengths)."),
 ]
 _MOST_DRAWN = 10**8  # samples of all steps: a gigabyte
+_LEARNING, _COUNTED = 40, 60  # steps until costs are learnt, and those that `plan` shows
 WAYS = ("equal counts", "by speed alone", "by length alone", "by both", "lower bound")
 
 
@@ -143,3 +147,123 @@ def check_lengths_alone(command: str, *, padded: bool, hidden_size: int | None) 
         option = "--padded" if padded else "--hidden-size"
         remedy = "Give the lengths, or leave it out."
         raise refused(command, option, "come with --lengths", "it alone", remedy)
+
+
+@dataclass(frozen=True, slots=True)
+class LengthRun:
+    """Mean steps of some workers with samples of some lengths.
+
+    Attributes:
+        lengths: a name, or a file.
+        scenario, seed, global_batch_size: of the case.
+        padded: whether samples are padded to the longest.
+        splits: by way to split.
+    """
+
+    lengths: str
+    scenario: str
+    seed: int | None
+    global_batch_size: int
+    padded: bool
+    splits: LengthSplits
+
+
+def run_lengths(
+    cases: Sequence[Case], lengths: str, *, padded: bool, hidden_size: int | None
+) -> list[LengthRun]:
+    """Return what each case takes with each kind of lengths.
+
+    Raises:
+        ValueError: something cannot be honoured; the message names the option.
+    """
+    asked = [(kind, case) for kind in names("simulate", "--lengths", lengths) for case in cases]
+    works = [
+        workload_of(
+            "simulate",
+            case.given,
+            kind,
+            case.global_batch_size,
+            padded=padded,
+            hidden_size=hidden_size,
+            seed=case.seed or 0,
+        )
+        for kind, case in asked
+    ]
+    return [
+        LengthRun(
+            kind, case.given.name, case.seed, case.global_batch_size, padded, split_steps(work)
+        )
+        for (kind, case), work in zip(progress(asked), works, strict=True)
+    ]
+
+
+def runs_as_text(cases: Sequence[Case], runs: Sequence[LengthRun], width: int | None) -> str:
+    """Return the table, and what each would save alone, for a terminal."""
+    found = _means(runs)
+    rows = [
+        [way, *(f"{splits.steps_s[at] / splits.bound_s:.3f}" for splits in found.values())]
+        for at, way in enumerate(WAYS)
+    ]
+    kind = "padded" if runs[0].padded else "packed"
+    head = f"Mean step time over the lower bound, {kind} samples: {heading(cases)}"
+    says = [paragraph(f"{name}: {savings(splits)}", width) for name, splits in found.items()]
+    table = text_table(["", *found], rows, width=width)
+    return "\n\n".join([paragraph(head, width), table, "\n".join(says)])
+
+
+def runs_as_json(runs: Sequence[LengthRun]) -> dict[str, Any]:
+    """Return the means and every run as plain values, times in seconds."""
+    entries = [asdict(run) for run in runs]
+    return {
+        "means": {name: asdict(splits) for name, splits in _means(runs).items()},
+        "runs": [entry | entry.pop("splits") for entry in entries],
+    }
+
+
+def _means(runs: Sequence[LengthRun]) -> dict[str, LengthSplits]:
+    """Return the mean over seeds, by lengths, and by scenario where there are several."""
+    several = len({run.scenario for run in runs}) > 1
+    found: dict[str, list[LengthSplits]] = {}
+    for run in runs:
+        name = Path(run.lengths).stem + (f" {run.scenario}" if several else "")
+        found.setdefault(name, []).append(run.splits)
+    return {name: LengthSplits.mean(some) for name, some in found.items()}
+
+
+def answer_lengths(
+    question: Question, lengths: str | None, *, padded: bool, hidden_size: int | None
+) -> LengthSplits | None:
+    """Return steps with samples of such lengths, computing and overhead; None without any.
+
+    A sample of mean cost takes what the workers' speeds say, and no step differs by luck. The
+    planners of training plan them; steps count once costs are learnt.
+
+    Raises:
+        ValueError: the lengths cannot be, or do not go together with caps; the message names
+            the option.
+    """
+    if lengths is None:
+        check_lengths_alone("plan", padded=padded, hidden_size=hidden_size)
+        return None
+    if question.max_batch_size is not None:
+        rule, remedy = (
+            "be left out where batches have caps",
+            "Caps count samples: leave out `--max`.",
+        )
+        raise refused("plan", "--lengths", rule, lengths, remedy)
+    slope_s = np.tile(question.times.slope_s, (_LEARNING + _COUNTED, 1))
+    fixed_s = np.array(question.times.intercept_s)
+    workers = Scenario("plan", fixed_s, slope_s, np.ones_like(slope_s))
+    total = question.global_batch_size
+    workload = workload_of("plan", workers, lengths, total, padded=padded, hidden_size=hidden_size)
+    return split_steps(workload, skip=_LEARNING).longer(question.overhead_s)
+
+
+def splits_as_text(splits: LengthSplits, width: int | None) -> str:
+    """Return the answer as a table and a sentence, for a terminal."""
+    rows = [
+        [way, seconds(step_s), f"{splits.equal_s / step_s:.2f}"]
+        for way, step_s in zip(WAYS, splits.steps_s, strict=True)
+    ]
+    table = text_table(["with these lengths", "step", "times as fast"], rows, width=width)
+    return f"{table}\n\n{paragraph(savings(splits), width)}"

@@ -20,8 +20,7 @@ from ..advice import advise, read_run
 from ..advice._advice import Advice
 from ..advice._recorded_run import RunTimes
 from ._common import check_ends, counts, fail, least, numbers, refused, spread, unread
-from ._length_splits import HiddenSize, Lengths, Padded
-from ._plan_lengths import answer_lengths, lengths_text
+from ._length_splits import HiddenSize, Lengths, Padded, answer_lengths, splits_as_text
 from ._plan_links import (
     Chunks,
     Mbit,
@@ -138,7 +137,7 @@ def plan(
         fail(str(error), 2)
     parts = {"": (as_json(question, advice, times), as_text(question, advice, times, width))}
     parts |= {"links": (links_json(links), links_text(links, width))} if links else {}
-    parts |= {"lengths": (asdict(by_length), lengths_text(by_length, width))} if by_length else {}
+    parts |= {"lengths": (asdict(by_length), splits_as_text(by_length, width))} if by_length else {}
     _tell(parts | _memory_part(fits, width), as_json_)
 
 

@@ -17,8 +17,15 @@ from ..policies import by_name
 from ..policies._by_name import without_settings
 from ..sim._scenarios import scenario_names
 from ._common import fail, import_from_here, names, refused
-from ._length_splits import HiddenSize, Lengths, Padded, check_lengths_alone
-from ._simulate_lengths import lengths_json, lengths_text, run_lengths
+from ._length_splits import (
+    HiddenSize,
+    Lengths,
+    Padded,
+    check_lengths_alone,
+    run_lengths,
+    runs_as_json,
+    runs_as_text,
+)
 from ._simulated_workers import Case, WorkersAsked, cases_of, heading, progress
 
 Scenarios = Annotated[
@@ -48,10 +55,7 @@ WorldSize = Annotated[int | None, typer.Option(help="Workers of scenarios (defau
 Steps = Annotated[
     int | None, typer.Option(help="Steps that are drawn (default: 600; with --lengths 200).")
 ]
-Seeds = Annotated[
-    str | None,
-    typer.Option(help="Number of seeds, from 0, or a range such as 1000-1007 (default: 4)."),
-]
+Seeds = Annotated[int | None, typer.Option(help="Number of seeds, from 0 (default: 4).")]
 Samples = Annotated[
     int | None,
     typer.Option(help="Samples per step (default: 64 per worker, or that of the trace)."),
@@ -125,8 +129,8 @@ def simulate(
         else:
             cases = cases_of(_with_lengths(asked, policy))
             by_length = run_lengths(cases, lengths, padded=padded, hidden_size=hidden_size)
-            text = lengths_text(cases, by_length, terminal_width())
-            answer = lengths_json(by_length)
+            text = runs_as_text(cases, by_length, terminal_width())
+            answer = runs_as_json(by_length)
     except ValueError as error:
         fail(str(error), 2)
     typer.echo(json.dumps(answer, indent=2) if as_json else text)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -39,7 +38,7 @@ class WorkersAsked:
         intercepts: fixed seconds of a step, with speeds or traces.
         world_size: workers of scenarios.
         steps: of what is drawn.
-        seeds: a number of seeds, or a range.
+        seeds: their number, from 0.
         global_batch_size: samples per step.
     """
 
@@ -50,7 +49,7 @@ class WorkersAsked:
     intercepts: str | None = None
     world_size: int | None = None
     steps: int | None = None
-    seeds: str | None = None
+    seeds: int | None = None
     global_batch_size: int | None = None
 
 
@@ -148,16 +147,18 @@ def _drawn(asked: WorkersAsked) -> Iterator[Case]:
     within("simulate", "--world-size", world_size, 1, 100_000, "The default is 8.")
     most = _MOST_TIMES // max(world_size, len(speeds))
     within("simulate", "--steps", num_steps, 1, most, "The default is 600.")
+    num_seeds = 4 if asked.seeds is None else asked.seeds
+    within("simulate", "--seeds", num_seeds, 1, _MOST_SEEDS, "The default is 4.")
     for name in known:
         if name not in scenario_names():
             rule = f"hold some of {', '.join(scenario_names())}"
             remedy = "A recorded one is given with --trace."
             raise refused("simulate", "--scenario", rule, repr(name), remedy)
-        for seed in _seeds(asked.seeds):
+        for seed in range(num_seeds):
             given = sim.scenario(name, world_size, num_steps, seed)
             yield Case(given, asked.global_batch_size or 64 * world_size, seed)
     if speeds:
-        for seed in _seeds(asked.seeds):
+        for seed in range(num_seeds):
             given = _of_speeds(asked, np.array(speeds), num_steps, seed)
             yield Case(given, asked.global_batch_size or 64 * len(speeds), seed)
 
@@ -212,15 +213,3 @@ def _recorded_steps(trace: Path) -> tuple[int, float | None]:
     totals = Counter(samples.values())
     step_s = fmean(slowest_s.values()) if len(totals) == 1 else None
     return totals.most_common(1)[0][0], step_s
-
-
-def _seeds(text: str | None) -> range:
-    found = re.fullmatch(r"(\d{1,18})(?:-(\d{1,18}))?", "0-3" if text is None else text)
-    if found is not None:
-        first, last = int(found[1]), found[2]
-        seeds = range(first) if last is None else range(first, int(last) + 1)
-        if 1 <= len(seeds) <= _MOST_SEEDS:
-            return seeds
-    rule = f"be a number from 1 to {_MOST_SEEDS:,}, or a range of as many"
-    remedy = "4 is the seeds 0 to 3, 1000-1007 are eight."
-    raise refused("simulate", "--seeds", rule, repr(text), remedy)

@@ -40,7 +40,6 @@ def read_rows(file: Path) -> Iterator[Row]:
         raise invalid("read_trace(path=...)", rule, repr(str(file)), remedy)
     try:
         for line, entry in _csv(file):
-            _check_columns(file, line, entry)
             yield Row(
                 line,
                 _whole(file, line, entry, "step", least=0),
@@ -85,28 +84,17 @@ def _csv(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
         reader = csv.reader(lines, strict=True)
         try:
             header = next(reader, [])
-            _check_columns(file, 1, dict.fromkeys(header, ""))
-            if len(header) > len(COLUMNS):
-                refuse(file, 1, "have each column once", ", ".join(header), "Drop one.")
-            for cells in reader:
-                if not cells:
-                    continue
+            if sorted(header) != sorted(COLUMNS):
+                rule = f"have the columns {', '.join(COLUMNS)}, each once and no others"
+                got = ", ".join(header) or "none"
+                refuse(file, 1, rule, got, "Record them for every worker and step.")
+            for cells in filter(None, reader):
                 if len(cells) != len(header):
                     rule = f"hold {len(header)} values in every row"
                     refuse(file, reader.line_num, rule, len(cells), "Fill in what is missing.")
                 yield reader.line_num, dict(zip(header, cells, strict=True))
         except csv.Error as error:
             refuse(file, reader.line_num, "be CSV", f"{error}", "Quote nothing: all are numbers.")
-
-
-def _check_columns(file: Path, line: int, entry: dict[str, str]) -> None:
-    rule = f"have the columns {', '.join(COLUMNS)} and no others"
-    unknown = [name for name in entry if name not in COLUMNS]
-    missing = [name for name in COLUMNS if name not in entry]
-    if unknown:
-        refuse(file, line, rule, f"{unknown[0]!r} as well", "Leave it out of the file.")
-    if missing:
-        refuse(file, line, rule, f"no {missing[0]!r}", "Record it for every worker and step.")
 
 
 def _whole(file: Path, line: int, entry: dict[str, str], name: str, *, least: int) -> int:
