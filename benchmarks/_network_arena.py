@@ -15,11 +15,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from evenstep.network import Split, traffic_bytes
-from evenstep.network._following._transfers import ObservedExchange, Transfers
-from evenstep.network._torch._reduce._gloo import GlooTransport
-from evenstep.network._torch._reduce._observed import ways_to
-from evenstep.network._torch._reduce._reducer import ShardedReducer
-from evenstep.network._torch._reduce._watched import WatchedTransport
+from evenstep.network._following._link_tracker import ObservedExchange, Transfers
+from evenstep.network._torch._reducer import ShardedReducer
+from evenstep.network._torch._transport import GlooTransport
+from evenstep.network._torch._watched import WatchedTransport, ways_to
 
 
 @dataclass(frozen=True, slots=True)

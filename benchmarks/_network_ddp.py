@@ -12,9 +12,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._network_arena import gathered
 from evenstep.network import Split
-from evenstep.network._torch._reduce._gloo import GlooTransport
-from evenstep.network._torch._reduce._hook import shard_gradients
-from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._hook import shard_gradients
+from evenstep.network._torch._reducer import ShardedReducer
+from evenstep.network._torch._transport import GlooTransport
 
 
 class Weights(nn.Module):

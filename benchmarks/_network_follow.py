@@ -22,9 +22,8 @@ from evenstep.network import (
     optimal_shares,
     plan_shares,
 )
-from evenstep.network._plans._base import AbstractSharePolicy
-from evenstep.network._plans._closed_form import lower_bound_s
-from evenstep.network._plans._optimum import equal_shares
+from evenstep.network._plans._optimum import equal_shares, lower_bound_s
+from evenstep.network._plans._share_policies import AbstractSharePolicy
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 

@@ -17,8 +17,7 @@ import numpy as np
 
 from benchmarks._common import Row, main, progress
 from evenstep.network import Aggregation, Links, OptimalShares
-from evenstep.network._following._link_tracker import LinkTracker
-from evenstep.network._following._transfers import ObservedExchange
+from evenstep.network._following._link_tracker import LinkTracker, ObservedExchange
 from evenstep.network.sim._played import play_exchange
 from evenstep.prediction import Ar, Ema, Holt, LocalLevel, Seasonal, WindowMedian
 from evenstep.sim import read_trace

@@ -23,8 +23,7 @@ from benchmarks._network_equal import equal_training
 from benchmarks._network_lab import in_lab, no_lab
 from benchmarks._network_training import training
 from evenstep.network import Aggregation, Links, Split, exchange_s, optimal_shares
-from evenstep.network._plans._closed_form import lower_bound_s
-from evenstep.network._plans._optimum import equal_shares
+from evenstep.network._plans._optimum import equal_shares, lower_bound_s
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))

@@ -8,15 +8,15 @@ Training reaches this room by ``Balancer(network=...)`` alone, and without it im
 
 from ._following._share_planner import SharePlanner as SharePlanner
 from ._plans._aggregation import Aggregation as Aggregation
-from ._plans._bandwidths import Links as Links
+from ._plans._aggregation import Links as Links
 from ._plans._duration import exchange_s as exchange_s
-from ._plans._equal_shares import EqualShares as EqualShares
-from ._plans._optimal_shares import OptimalShares as OptimalShares
 from ._plans._optimum import optimal_shares as optimal_shares
-from ._plans._proportional_shares import ProportionalShares as ProportionalShares
+from ._plans._share_plan import Split as Split
 from ._plans._share_plan import plan_shares as plan_shares
-from ._plans._split import Split as Split
-from ._plans._split import traffic_bytes as traffic_bytes
+from ._plans._share_plan import traffic_bytes as traffic_bytes
+from ._plans._share_policies import EqualShares as EqualShares
+from ._plans._share_policies import OptimalShares as OptimalShares
+from ._plans._share_policies import ProportionalShares as ProportionalShares
 
 __all__ = [
     "Aggregation",

@@ -13,9 +13,8 @@ from dataclasses import astuple, replace
 from .._exchange._internal import fault_in_words, log_fault
 from .._exchange._message_kinds import Message, SharesSeen, SharesTold
 from ..events import Hook, SharesPlanned
-from ._following._in_force import SharesInForce
-from ._following._share_planner import SharePlanner
-from ._following._transfers import ObservedExchange, Transfers
+from ._following._link_tracker import ObservedExchange, Transfers
+from ._following._share_planner import SharePlanner, SharesInForce
 
 _KEPT_STEPS = 8  # ranks are at most a step apart; who noted nothing by then never will
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from evenstep.network import Links, OptimalShares, SharePlanner, exchange_s, optimal_shares
-from evenstep.network._following._link_tracker import LinkTracker
-from evenstep.network._following._transfers import ObservedExchange, Transfers
+from evenstep.network._following._link_tracker import LinkTracker, ObservedExchange, Transfers
 from evenstep.network._plans._optimum import equal_shares
 from evenstep.network.sim._played import play_exchange
 

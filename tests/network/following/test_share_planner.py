@@ -7,9 +7,9 @@ import pytest
 
 from evenstep.events import ExchangeMeasured, LinksMeasured, to_record
 from evenstep.network import EqualShares, Links, OptimalShares, ProportionalShares, SharePlanner
-from evenstep.network._following._transfers import ObservedExchange, Transfers
-from evenstep.network._plans._base import AbstractSharePolicy, ShareDecision
-from evenstep.network._plans._ring import ring_s
+from evenstep.network._following._link_tracker import ObservedExchange, Transfers
+from evenstep.network._plans._duration import ring_s
+from evenstep.network._plans._share_policies import AbstractSharePolicy, ShareDecision
 from evenstep.network.sim import follow_links, known_links
 from evenstep.network.sim._played import play_exchange
 

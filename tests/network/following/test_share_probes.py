@@ -5,10 +5,9 @@ import pytest
 
 from evenstep.events import MeasurementRejected, PolicyFailed
 from evenstep.network import OptimalShares, SharePlanner
-from evenstep.network._following._share_choice import ShareChoice
-from evenstep.network._following._share_probes import Probes
-from evenstep.network._following._share_trust import Trust
-from evenstep.network._following._transfers import ObservedExchange, Transfers
+from evenstep.network._following._link_tracker import ObservedExchange, Transfers
+from evenstep.network._following._share_planner import ShareChoice
+from evenstep.network._following._share_trust import Probes, Trust
 from evenstep.network.sim import follow_links, known_links
 from evenstep.network.sim._played import play_exchange
 

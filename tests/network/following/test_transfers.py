@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.network import Aggregation, Links
-from evenstep.network._following._transfers import Transfers
+from evenstep.network._following._link_tracker import Transfers
 from evenstep.network.sim._played import play_exchange
 
 

@@ -17,7 +17,7 @@ from evenstep.network import (
     Split,
     exchange_s,
 )
-from evenstep.network._plans._base import AbstractSharePolicy
+from evenstep.network._plans._share_policies import AbstractSharePolicy
 
 from .reference import cases, fewer, simple
 

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.network import Aggregation, Links, exchange_s
-from evenstep.network._plans._fair import fair_rates, fair_transfers
+from evenstep.network._plans._duration import fair_rates, fair_transfers
 
 from .reference import fewer
 

@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.network import Aggregation, Links, exchange_s, optimal_shares
-from evenstep.network._plans._closed_form import alone, lower_bound_s, overlapped
-from evenstep.network._plans._linear_program import solve_shares
-from evenstep.network._plans._ring import ring_s
+from evenstep.network._plans._duration import ring_s
+from evenstep.network._plans._optimum import alone, lower_bound_s, overlapped, solve_shares
 
 from .reference import cases, fewer, from_pairs, mesh, program_s, simple
 

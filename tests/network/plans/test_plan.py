@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.network import exchange_s, optimal_shares, plan_shares
-from evenstep.network._plans._ring import ring_s
+from evenstep.network._plans._duration import ring_s
 
 from .reference import cases, simple
 

@@ -3,7 +3,7 @@
 import pytest
 
 from evenstep.network import Aggregation, Links
-from evenstep.network._plans._ring import ring_s
+from evenstep.network._plans._duration import ring_s
 
 from .reference import from_pairs, mesh, simple
 

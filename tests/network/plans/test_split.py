@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.network import Split, traffic_bytes
-from evenstep.network._plans._split import PARTS, cut
+from evenstep.network._plans._share_plan import PARTS, cut
 
 shares = st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(any)
 

@@ -5,10 +5,10 @@ import pytest
 
 from evenstep import Cluster
 from evenstep.network import Aggregation, EqualShares, Links, exchange_s, optimal_shares
-from evenstep.network._plans._ring import ring_s
+from evenstep.network._plans._duration import ring_s
 from evenstep.network.sim import SharedLinksComm, follow_links
 from evenstep.network.sim._played import play_exchange
-from evenstep.network.sim._timeline import timeline_s
+from evenstep.network.sim._shared_links import timeline_s
 from evenstep.sim import Workload, run
 
 LINKS = Links(np.array([200.0, 200, 200, 50]) * 125_000)

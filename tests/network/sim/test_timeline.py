@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.network import Aggregation, Links, exchange_s, optimal_shares
-from evenstep.network.sim._timeline import timeline_s
+from evenstep.network.sim._shared_links import timeline_s
 
 V = 1_000_000
 

@@ -21,7 +21,7 @@ from evenstep import Cluster, Decision, StepTimings
 from evenstep.events import Event, ExchangeMeasured, SharesPlanned
 from evenstep.exceptions import WorkerLostError
 from evenstep.network import Split
-from evenstep.network._following._in_force import ShareOutcome, SharesInForce
+from evenstep.network._following._share_planner import ShareOutcome, SharesInForce
 from evenstep.policies import AbstractPolicy, Fixed
 from evenstep.torch import Balancer, Network, Runtime
 

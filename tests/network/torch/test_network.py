@@ -8,7 +8,7 @@ import torch
 
 from evenstep.events import SharesPlanned
 from evenstep.network import EqualShares, OptimalShares, ProportionalShares
-from evenstep.network._following._in_force import SharesInForce
+from evenstep.network._following._share_planner import SharesInForce
 from evenstep.network._messages import Shares, SharesSeen
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Network

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from evenstep.exceptions import WorkerLostError
-from evenstep.network._torch._server_watch import ServerWatch
+from evenstep.network._torch._serving import ServerWatch
 from evenstep.torch import Runtime
 from evenstep.torch._unequal_links import timeout_s
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from evenstep.network._following._in_force import SharesInForce
+from evenstep.network._following._share_planner import SharesInForce
 from evenstep.network._messages import Shares, SharesSeen
 from evenstep.testing import run_workers
 from evenstep.torch import Network

@@ -1,12 +1,17 @@
-"""From the timings of an exchange to the shares of the next: what a driver runs on rank 0."""
+"""From the timings of an exchange to the shares of the next: what a driver runs on rank 0.
+
+It shows a share policy the links, and puts its shares in force as the integers of a plan.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass, replace
 from typing import Any, final
 
 import numpy as np
 
-from ..._planner import UserMistake
+from ..._planner import UserMistake, blaming
+from ..._types import FloatArray
 from ...events import (
     Event,
     ExchangeMeasured,
@@ -16,18 +21,155 @@ from ...events import (
     SharesPlanned,
 )
 from ...exceptions import invalid
-from .._plans._aggregation import Aggregation
-from .._plans._bandwidths import Links
-from .._plans._base import AbstractSharePolicy, ShareDecision
-from .._plans._ring import ring_s
-from .._plans._share_plan import plan_shares
-from .._plans._split import Split
-from ._in_force import ShareOutcome, SharesInForce
-from ._link_tracker import LEAST_BYTES, LinkTracker, links_alike, links_apart
-from ._share_choice import ShareChoice
-from ._share_probes import PlainTrials, Probes, ServerProbes
-from ._share_trust import Trust
-from ._transfers import ObservedExchange, Transfers
+from .._plans._aggregation import Aggregation, Links
+from .._plans._duration import check_shares, exchange_s, ring_s
+from .._plans._optimum import equal_shares
+from .._plans._share_plan import Split, plan_shares
+from .._plans._share_policies import AbstractSharePolicy, ShareDecision
+from ._link_tracker import (
+    LEAST_BYTES,
+    LinkTracker,
+    ObservedExchange,
+    Transfers,
+    links_alike,
+    links_apart,
+)
+from ._share_trust import PlainTrials, Probes, ServerProbes, Trust
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class SharesInForce:
+    """Who sums which part of the gradients from one step on, until a later plan replaces it.
+
+    Attributes:
+        epoch: number of the plan, from 0. It grows by one whenever the parts change, so ranks that
+            name the same epoch hold the same integers.
+        first_step: first optimizer step that uses it, counted over the whole run, from 0.
+        parts: part of every bucket that each rank sums, as ``Split`` has them; None for
+            plain all-reduce.
+        predicted_s: what an exchange takes by the model, as the links were known; None before.
+        reason: why, in words.
+        num_exchanges: how many exchanges use the parts, at least 1; after them, plain all-reduce
+            does until a later plan. None is no limit. A probe's result takes some steps to become a
+            plan, and these are not to wait for slow shares.
+    """
+
+    epoch: int
+    first_step: int
+    parts: tuple[int, ...] | None
+    predicted_s: float | None
+    reason: str
+    num_exchanges: int | None = None
+
+    @property
+    def shares(self) -> FloatArray | None:
+        """The parts as shares that add up to 1, ``(world_size,)``; None for plain all-reduce."""
+        return None if self.parts is None else np.array(self.parts) / sum(self.parts)
+
+    def is_shared(self, num_before: int) -> bool:
+        """Return whether an exchange uses the parts, after ``num_before`` under this plan."""
+        is_over = self.num_exchanges is not None and num_before >= self.num_exchanges
+        return self.parts is not None and not is_over
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ShareOutcome:
+    """What followed from one exchange.
+
+    Attributes:
+        plan: what holds from now on; the very same object if nothing changed.
+        events: the facts, in order.
+    """
+
+    plan: SharesInForce
+    events: tuple[Event, ...]
+
+
+PROBE_EQUAL = 0.25  # part of a probe that goes to all alike, whatever was known of the links
+MOST_PROBE = 4.0  # times all-reduce, or best shares, that a probe may take by what was known
+SERVER_PROBE, LEAST_PROBED = 1.4, 0.02  # times its part that a server gets to see what it carries
+
+
+@final
+class ShareChoice:
+    """A policy at work on one aggregation: its state, and the links as it is shown them.
+
+    Args:
+        policy: decides the shares.
+        aggregation: what is summed, by whom, in how many chunks.
+    """
+
+    def __init__(self, policy: AbstractSharePolicy[Any], aggregation: Aggregation) -> None:
+        self._policy, self._aggregation = policy, aggregation
+        self._state = policy.init(aggregation).state
+
+    def on(self, links: Links) -> ShareDecision[Any]:
+        """Return what the policy decides on links, whatever those carry that have no share.
+
+        Raises:
+            UserMistake: a user's policy raised, or what it gave are no shares.
+        """
+        hopeful = self._hopeful(links)
+        with blaming(self._policy):
+            decision = self._policy.update(self._aggregation, hopeful, self._state)
+            check_shares("plan_shares", self._aggregation, decision.shares)
+        return decision
+
+    def keep(self, decision: ShareDecision[Any]) -> None:
+        """Note that the decision is in force."""
+        self._state = decision.state
+
+    def to_probe(self, links: Links | None) -> FloatArray:
+        """Return shares that show the links: equal ones, or nearer to what was best.
+
+        The nearer, the longer a link that is known to be slow would keep all waiting.
+        """
+        probed: FloatArray = equal_shares(self._aggregation)
+        if links is None:
+            return probed
+        equal, best = probed, self.on(links).shares
+        most_s = MOST_PROBE * max(self.seconds(links, None), self.seconds(links, best))
+        for halvings in range(8):
+            part = PROBE_EQUAL / 2**halvings
+            probed = part * equal + (1 - part) * best
+            if self.seconds(links, probed) <= most_s:
+                break
+        return probed
+
+    def to_probe_server(self, shares: FloatArray, rank: int) -> FloatArray:
+        """Return shares of which one rank has more, to see whether its link carries that."""
+        probed = shares.copy()
+        probed[rank] = max(SERVER_PROBE * probed[rank], LEAST_PROBED)
+        probed /= probed.sum()
+        return probed
+
+    def seconds(self, links: Links, shares: FloatArray | None) -> float:
+        """Return what an exchange takes, by a ring without shares."""
+        if shares is None:
+            return ring_s(self._aggregation, links)
+        return exchange_s(self._aggregation, links, shares=shares)
+
+    def seconds_of_servers(self, links: Links, shares: FloatArray) -> float:
+        """Return what an exchange takes if ranks that only work are no limit."""
+        return self.seconds(self._hopeful(links), shares)
+
+    def _hopeful(self, links: Links) -> Links:
+        """Return the links, those of ranks that only work so fast that they are no limit.
+
+        What they carry is hard to tell from what servers let them have, and no shares change it:
+        those that suit the servers are as good as any, at least in many chunks.
+        """
+        aggregation = self._aggregation
+        only_work = aggregation.is_worker & ~aggregation.is_server
+        up, down = links.up_bytes_per_s, links.down_bytes_per_s
+        return replace(
+            links,
+            up_bytes_per_s=np.where(only_work, up.sum(), up),
+            down_bytes_per_s=np.where(only_work, down.sum(), down),
+        )
+
 
 NUM_PLAIN = 2  # exchanges at the start by all-reduce: what shares have to beat is measured first
 LEAST_GAIN = 0.05  # of what shares in force take on the links as they are: what new ones must save

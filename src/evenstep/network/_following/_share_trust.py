@@ -1,4 +1,4 @@
-"""What exchanges took over what was predicted."""
+"""Whether predictions of an exchange hold, and when links or all-reduce are to be tried again."""
 
 from __future__ import annotations
 
@@ -6,6 +6,10 @@ import math
 from collections import deque
 from statistics import median
 
+import numpy as np
+
+from ..._types import FloatArray
+from .._plans._aggregation import Aggregation
 from .._plans._share_plan import SharePlan
 
 FRESH = 10  # exchanges by shares for which an all-reduce before them says what one takes
@@ -162,3 +166,182 @@ def _verdict(shares_s: float, plain_s: float, margin: float, how: str) -> tuple[
     if plain_s > shares_s * (1 + margin):
         return True, f"shares: {both}"
     return False, f"plain all-reduce: shares take {both}, no gain of {margin:.0%}"
+
+
+FIRST_WAIT, LONGEST_WAIT = 50, 1600  # all-reduces between two probes of the links
+PLAIN_WAIT = 100  # the first between two at all-reduce while links do not change
+SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
+AFTER_CHANGE = 10  # exchanges between two such trials while links change
+EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
+NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that tell a change, and what one takes
+SERVER_PROBE_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
+LONGER = 1.05  # than shares took: all-reduce that was thought to be faster
+MAY_COST = 0.02  # of all-reduces: what probes take more, in the long run
+MOST_COST = 4.0  # all-reduces that a probe is taken to cost at most
+
+
+class Probes:
+    """Says when an exchange by shares is due that shows what the links are.
+
+    Exchanges by shares that prove nothing may take several times as long as all-reduces. So probes
+    are paid for: 2 % of what all-reduces take is saved up, to what the last probe cost, but four
+    all-reduces at most; what a probe took more than all-reduces is spent. One that comes by the
+    clock, or because all-reduce became faster, waits until it is saved for. If it became slower,
+    the time lost that way counts as saved, and half as much whenever it is not: what lasts is
+    probed within some steps, and what a busy machine does now and then is not. Probes that end in
+    shares have paid for themselves, and the first one is free, as the links are unknown.
+    """
+
+    def __init__(self) -> None:
+        self._wait = self._next_wait = FIRST_WAIT
+        self._since = 0
+        self._usual_s: float | None = None  # of all-reduce, when the links were last known
+        self._measured = False  # that, or expected only
+        self._shares_s = math.inf  # what shares took that all-reduce was found to be faster than
+        self._chance = False  # the last probe was for their sake
+        self._recent: deque[float] = deque(maxlen=NUM_RECENT)
+        self._saved_s = self._lost_s = 0.0  # less than 0 is owed; lost since the last probe
+        self._probe_s = 0.0  # what the last probe cost
+
+    def due(self, plain_s: float) -> str | None:
+        """Return why one is due, if it is, after an all-reduce of ``plain_s``."""
+        self._since += 1
+        self._recent.append(plain_s)
+        most_s = MOST_COST * (plain_s if self._usual_s is None else self._usual_s)
+        cost_s = min(max(self._probe_s, 0.0), most_s)
+        self._saved_s = min(self._saved_s + MAY_COST * plain_s, cost_s)
+        reason = self._reason(plain_s, cost_s)
+        if reason is not None:
+            self._probe_s, self._lost_s = 0.0, 0.0
+        return reason
+
+    def spend(self, seconds: float) -> None:
+        """Note by how much an exchange of a probe took longer than all-reduce."""
+        self._probe_s += seconds
+        if self._usual_s is not None:
+            self._saved_s -= seconds
+
+    def _reason(self, plain_s: float, cost_s: float) -> str | None:
+        usual_s, affordable = self._usual_s, self._saved_s >= cost_s
+        if usual_s is None:
+            return "probing the links: they were never measured"
+        last = [*self._recent][-NUM_LIKE:]
+        if len(last) == NUM_LIKE:
+            low, high, now_s = min(last), max(last), median(last)
+            if not self._measured:  # that it is faster than expected does not speak against it
+                self._measured, self._usual_s = True, min(now_s, usual_s)
+                usual_s = self._usual_s
+            slower, faster = low > usual_s * OTHER_TIME, high < usual_s / OTHER_TIME
+            lost_s = max(plain_s - usual_s, 0.0)
+            self._lost_s = self._lost_s + lost_s if slower else self._lost_s / 2
+            if (slower and self._saved_s + self._lost_s >= cost_s) or (faster and affordable):
+                return f"probing the links: all-reduce takes {now_s:.3g} s now"
+        if self._since == NUM_RECENT and median(self._recent) > self._shares_s * LONGER:
+            self._chance = True
+            took = f"{median(self._recent):.3g} s, and shares took {self._shares_s:.3g} s"
+            return f"probing the links: all-reduce takes {took}"
+        if self._since >= LONGEST_WAIT or (affordable and self._since >= self._wait):
+            return f"probing the links: the last probe was {self._since} steps ago"
+        return None
+
+    def done(self, plain_s: float | None, *, changed: bool, shares_s: float | None = None) -> None:
+        """Note that the links are known.
+
+        Args:
+            plain_s: what all-reduce is expected to take now.
+            changed: whether shares are used from now on.
+            shares_s: what shares took, if they were tried: should five all-reduces take longer
+                than that by 5 %, they get another chance, but not twice in a row.
+        """
+        if changed:
+            self._next_wait, self._saved_s = FIRST_WAIT, max(self._saved_s, 0.0)
+        else:
+            self._wait, self._next_wait = self._next_wait, min(2 * self._next_wait, LONGEST_WAIT)
+        self._since, self._usual_s, self._measured = 0, plain_s, False
+        self._shares_s = math.inf if shares_s is None or self._chance else shares_s
+        self._chance = False
+        self._recent.clear()
+
+
+class PlainTrials:
+    """Says when a plain all-reduce is due, to see what it takes by now.
+
+    Shares over servers without data show of a worker's link no more than those servers take from
+    it, and all-reduce among the workers may be much faster than is known. So one exchange
+    finds out now and then: some steps after links changed, but not within 10 of the last time,
+    nor within 20, 40, ... and at most 100 where it was no faster once or more often; while links do
+    not change, after 100, then 200, ... and at most 1600. It moves at most twice what shares do
+    over a worker's link, so by the model it takes no more than twice as long.
+    A worker that others are faster than, in the mean of the last four exchanges, has a full link,
+    and all-reduce fills it for longer: then nothing is tried. Where all servers work, the slowest
+    link limits both, and there is nothing to find out.
+    """
+
+    def __init__(self) -> None:
+        self._wait, self._since = PLAIN_WAIT, 0
+        self._apart = AFTER_CHANGE
+        self._changed = False
+        self._rates: deque[FloatArray] = deque(maxlen=SETTLED)
+
+    def changed(self) -> None:
+        """Note that links of servers have changed."""
+        self._changed = True
+        self._rates.clear()
+
+    def see(self, rates: FloatArray) -> None:
+        """Take in the rates of workers in an exchange by shares, ``(2, num_workers)``."""
+        self._rates.append(rates)
+
+    def due(self) -> bool:
+        """Return whether one is due, after an exchange by shares."""
+        self._since += 1
+        return self._since >= (self._apart if self._changed else self._wait) and self._is_even()
+
+    def done(self, *, faster: bool) -> None:
+        """Note that it was made, and whether it was faster than shares."""
+        self._apart = AFTER_CHANGE if faster else min(2 * self._apart, PLAIN_WAIT)
+        self._wait = PLAIN_WAIT if self._changed else min(2 * self._wait, LONGEST_WAIT)
+        self._since, self._changed = 0, False
+
+    def _is_even(self) -> bool:
+        """Tell whether no worker was slower than the others, since links changed."""
+        if len(self._rates) < SETTLED:
+            return False
+        mean = np.mean(self._rates, axis=0)
+        return bool((mean.min(axis=1) >= EVEN * np.median(mean, axis=1)).all())
+
+
+class ServerProbes:
+    """Says which server gets more than its part for one exchange, in turns: one of 25.
+
+    A link shows no more than it is asked for, and a server that nothing goes to shows nothing. One
+    that is known to be very slow would keep all waiting: its turn is left out until 2 % of what
+    exchanges took make up for it.
+
+    Args:
+        aggregation: its servers take turns, if there are two at least.
+    """
+
+    def __init__(self, aggregation: Aggregation) -> None:
+        self._servers = np.flatnonzero(aggregation.is_server).tolist()
+        self._num_shared, self._saved = 0, 0.0  # in exchanges
+
+    def due(self) -> int | None:
+        """Return a rank if it is time, after an exchange by shares."""
+        self._num_shared += 1
+        self._saved += MAY_COST
+        turn, left = divmod(self._num_shared, SERVER_PROBE_EVERY)
+        if left or len(self._servers) < 2:
+            return None
+        rank: int = self._servers[turn % len(self._servers)]
+        return rank
+
+    def afford(self, cost: float) -> bool:
+        """Return whether there is enough saved for one, and spend it.
+
+        Args:
+            cost: by how many exchanges it takes longer, as far as is known.
+        """
+        affordable = cost <= self._saved
+        self._saved -= cost if affordable else 0.0
+        return affordable

@@ -1,19 +1,192 @@
-"""Whether shares are worth it, and the integers that carry them out."""
+"""Whether shares are worth it, and the integers from which all ranks derive the same ranges."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from typing import Any, Self, final
 
 import numpy as np
 
-from ..._types import FloatArray
+from ..._types import Cluster, FloatArray
 from ...exceptions import invalid
-from ._aggregation import Aggregation
-from ._bandwidths import Links
-from ._closed_form import lower_bound_s
-from ._duration import check_shares, exchange_s
-from ._ring import ring_s
-from ._split import PARTS, Split
+from ...solve._apportion import apportion, in_proportion
+from ._aggregation import Aggregation, Links
+from ._duration import check_shares, exchange_s, ring_s
+from ._optimum import lower_bound_s
+
+PARTS = 1 << 20
+"""What the parts of a split add up to: shares to a millionth, and halves and quarters exactly."""
+
+Edges = tuple[int, ...]
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Which rank sums which part of everything, as integers decided on one rank.
+
+    Every rank cuts every chunk by the same integers with ``cut``, so CPUs that round floats
+    differently still agree. A later split has a larger epoch.
+
+    Args:
+        parts: how many of 2**20 parts each rank sums, at least 0, adding up to that,
+            ``(world_size,)``. Make them of shares with ``Split.of``.
+        epoch: number of the plan, at least 0, larger than of those before.
+        chunk_bytes: approximate size of a chunk of a bucket, at least 1. Small chunks overlap
+            better, but each chunk costs messages.
+        min_bytes: least bytes of a rank's range within a chunk, at least 0. A smaller range goes to
+            the other ranks.
+
+    Raises:
+        ValueError: the parts do not add up, or an argument is out of range.
+    """
+
+    parts: tuple[int, ...]
+    epoch: int = 0
+    chunk_bytes: int = 1 << 20
+    min_bytes: int = 1 << 12
+
+    def __post_init__(self) -> None:
+        parts = self.parts
+        if type(parts) is not tuple or not parts or any(not _is_integer(part) for part in parts):
+            rule = "be a tuple of integers >= 0"
+            raise invalid("Split(parts=...)", rule, parts, "Use `Split.of(shares)`.")
+        if sum(parts) != PARTS:
+            rule = f"add up to {PARTS}"
+            got = f"{parts}, which is {sum(parts)}"
+            raise invalid("Split(parts=...)", rule, got, "Use `Split.of(shares)`.")
+        for name, least in (("epoch", 0), ("chunk_bytes", 1), ("min_bytes", 0)):
+            if not _is_integer(value := getattr(self, name), least):
+                rule = f"be an integer >= {least}"
+                raise invalid(f"Split({name}=...)", rule, repr(value), "See its description.")
+
+    @classmethod
+    def of(
+        cls,
+        shares: FloatArray,
+        *,
+        epoch: int = 0,
+        chunk_bytes: int = 1 << 20,
+        min_bytes: int = 1 << 12,
+    ) -> Self:
+        """Return the split with these shares, by largest remainder. Call it on one rank.
+
+        Args:
+            shares: at least 0, adding up to 1, ``(world_size,)``. A share of 0 stays 0.
+            epoch, chunk_bytes, min_bytes: as above.
+
+        Raises:
+            ValueError: as above, or the shares are invalid.
+        """
+        given = np.asarray(shares, np.float64)
+        if given.ndim != 1 or not given.size or not (given >= 0).all():
+            rule = "be at least 0, (world_size,)"
+            raise invalid("Split.of(shares)", rule, shares, "Give one share per rank.")
+        if abs(given.sum() - 1) > 1e-6:
+            raise invalid("Split.of(shares)", "add up to 1", given, "Divide them by their sum.")
+        parts = np.zeros(len(given), np.int64)
+        serves = given > 0
+        parts[serves] = apportion(given[serves], Cluster(int(serves.sum()), PARTS, 0))
+        return cls(tuple(map(int, parts)), epoch, chunk_bytes, min_bytes)
+
+    @property
+    def world_size(self) -> int:
+        """Number of ranks, servers without data among them."""
+        return len(self.parts)
+
+    def chunks(self, num_elements: int, element_bytes: int) -> list[Edges]:
+        """Return the chunks of a bucket, each as the edges of the ranks' ranges in it.
+
+        There are as few chunks of at most ``chunk_bytes`` as possible, nearly equal in size, each
+        cut by ``parts``. The ranges of a chunk begin where those of the chunk before end.
+
+        Args:
+            num_elements: of the bucket, at least 0.
+            element_bytes: size of one on the wire, at least 1.
+
+        Returns:
+            For each chunk: rank r sums elements ``edges[r]`` to ``edges[r + 1]`` of the bucket.
+        """
+        most = max(1, self.chunk_bytes // element_bytes)
+        least = max(1, -(-self.min_bytes // element_bytes))
+        num_chunks = -(-num_elements // most)
+        if not num_chunks:
+            return []
+        ends = [chunk * num_elements // num_chunks for chunk in range(num_chunks + 1)]
+        spans = list(pairwise(ends))
+        sizes = {end - start for start, end in spans}
+        of_size = {size: cut(size, self.parts, min_elements=least) for size in sizes}
+        return [tuple(start + edge for edge in of_size[end - start]) for start, end in spans]
+
+
+def cut(num_elements: int, parts: Sequence[int], *, min_elements: int = 1) -> Edges:
+    r"""Cut elements into one range per rank, in proportion to integers, with integers alone.
+
+    By largest remainder of $n p_i / P$, at equal ones to the lower ranks. Before that, as long as a
+    rank would get less than ``min_elements``, the rank with the least parts gets nothing, at equal
+    ones the higher, and the others share its elements. One always keeps all. Where there are fewer
+    elements than ranks, some get none.
+
+    Args:
+        num_elements: $n$, at least 0.
+        parts: $p_i$, at least 0, one at least positive, ``(world_size,)``.
+        min_elements: least elements of a range that is not empty, at least 0.
+
+    Returns:
+        From 0 to ``num_elements``, never falling: rank r has those from ``edges[r]`` up to
+        ``edges[r + 1]``, ``(world_size + 1,)``.
+
+    Raises:
+        ValueError: an argument is out of range.
+    """
+    if not _is_integer(num_elements) or not _is_integer(min_elements):
+        got = f"{num_elements!r} and {min_elements!r}"
+        raise invalid("cut(num_elements, min_elements=...)", "be integers >= 0", got, "Count them.")
+    kept = sorted((rank for rank, part in enumerate(parts) if part), key=lambda r: (-parts[r], r))
+    if not kept or min(parts) < 0:
+        rule = "be integers >= 0, one at least positive"
+        raise invalid("cut(parts)", rule, parts, "Give one rank a part at least.")
+    weights, total = list(parts), sum(parts)
+    while len(kept) > 1 and parts[kept[-1]] * num_elements < min_elements * total:
+        least = kept.pop()
+        weights[least], total = 0, total - parts[least]
+    return tuple(accumulate(in_proportion(num_elements, weights).tolist(), initial=0))
+
+
+def traffic_bytes(
+    split: Split, num_elements: int, element_bytes: int, *, workers: Sequence[int]
+) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Return what each rank sends and receives for one bucket: push and pull, without headers.
+
+    The figures are exact, from the ranges of ``Split.chunks``. A rank sends its gradients except
+    for what it sums itself, and sends its sums to every other worker. If all workers are servers,
+    it receives as much as it sends.
+
+    Args:
+        split: which rank sums what.
+        num_elements: of the bucket, at least 0.
+        element_bytes: size of one on the wire, at least 1.
+        workers: the ranks that have gradients.
+
+    Returns:
+        Bytes sent and bytes received, each ``(world_size,)``.
+    """
+    sent, received = [0] * split.world_size, [0] * split.world_size
+    for edges in split.chunks(num_elements, element_bytes):
+        for server in range(split.world_size):
+            num_bytes = (edges[server + 1] - edges[server]) * element_bytes
+            for worker in workers:
+                if worker != server:  # a push one way, a pull the other
+                    for rank in (worker, server):
+                        sent[rank] += num_bytes
+                        received[rank] += num_bytes
+    return tuple(sent), tuple(received)
+
+
+def _is_integer(value: Any, least: int = 0) -> bool:
+    return type(value) is int and value >= least
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -10,10 +10,12 @@ import torch
 
 from ..._valid import check_range
 from ...exceptions import invalid
-from .._plans._base import AbstractSharePolicy
-from .._plans._equal_shares import EqualShares
-from .._plans._optimal_shares import OptimalShares
-from .._plans._proportional_shares import ProportionalShares
+from .._plans._share_policies import (
+    AbstractSharePolicy,
+    EqualShares,
+    OptimalShares,
+    ProportionalShares,
+)
 
 ShareRule = Literal["optimal", "proportional", "equal"]
 _RULES: Final[dict[str, type[AbstractSharePolicy[Any]]]] = {

@@ -14,9 +14,8 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.exceptions import WorkerLostError
-from evenstep.network._torch._reduce._gloo import GlooTransport
-from evenstep.network._torch._reduce._hook import shard_gradients
-from evenstep.network._torch._reduce._transport import AbstractTransport, PeerFailed, Pending
+from evenstep.network._torch._hook import shard_gradients
+from evenstep.network._torch._transport import AbstractTransport, GlooTransport, PeerFailed, Pending
 
 from .runs import Net, open_reducer, randoms, split_of
 
@@ -156,8 +155,8 @@ import atexit, os, sys, torch, torch.distributed as dist
 from datetime import timedelta
 import numpy as np
 from evenstep.network import Split
-from evenstep.network._torch._reduce._gloo import GlooTransport
-from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._transport import GlooTransport
+from evenstep.network._torch._reducer import ShardedReducer
 
 rank, folder = int(sys.argv[1]), sys.argv[2]
 dist.init_process_group(

@@ -7,7 +7,7 @@ from collections import deque
 
 import torch
 
-from evenstep.network._torch._reduce._transport import AbstractTransport
+from evenstep.network._torch._transport import AbstractTransport
 
 WIDE = {
     torch.float32: torch.float32,

@@ -16,11 +16,10 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.network import Split, traffic_bytes
-from evenstep.network._torch._reduce._gloo import GlooTransport
-from evenstep.network._torch._reduce._hook import shard_gradients
-from evenstep.network._torch._reduce._observed import ways_to
-from evenstep.network._torch._reduce._reducer import ShardedReducer
-from evenstep.network._torch._reduce._watched import LEAST_BYTES, WatchedTransport
+from evenstep.network._torch._hook import shard_gradients
+from evenstep.network._torch._reducer import ShardedReducer
+from evenstep.network._torch._transport import GlooTransport
+from evenstep.network._torch._watched import LEAST_BYTES, WatchedTransport, ways_to
 
 SHARES = (
     (0.25, 0.25, 0.25, 0.25),

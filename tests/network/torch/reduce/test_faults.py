@@ -10,7 +10,7 @@ import torch
 
 from evenstep.exceptions import WorkerLostError
 from evenstep.network import Split
-from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._reducer import ShardedReducer
 from evenstep.testing import run_workers
 
 from . import faults

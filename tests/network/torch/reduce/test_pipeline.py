@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenstep.network import Split, traffic_bytes
-from evenstep.network._torch._reduce._bucket_job import BucketJob, Flight
-from evenstep.network._torch._reduce._pipeline import chunk_tag, is_pull
-from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._pipeline import BucketJob, Flight, chunk_tag, is_pull
+from evenstep.network._torch._reducer import ShardedReducer
 
 from .memory import WIDE, MemoryTransport, Network, gradients_of, on_threads
 

@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from evenstep.network import Split, traffic_bytes
-from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._reducer import ShardedReducer
 from evenstep.testing import run_workers
 
 from . import runs

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 
 from evenstep.network import Split
-from evenstep.network._torch._reduce._bucket_job import BucketJob
-from evenstep.network._torch._reduce._orders import OrderBook, Orders
-from evenstep.network._torch._reduce._reducer import ShardedReducer
+from evenstep.network._torch._orders import OrderBook, Orders
+from evenstep.network._torch._pipeline import BucketJob
+from evenstep.network._torch._reducer import ShardedReducer
 from evenstep.testing import run_workers
 
 from . import runs

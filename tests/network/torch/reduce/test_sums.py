@@ -7,7 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.network._torch._reduce._sums import FLOATS, accumulator, mean_in_order, travels_in
+from evenstep.network._torch._pipeline import FLOATS, accumulator, mean_in_order, travels_in
 
 from .memory import WIDE, gradients_of
 

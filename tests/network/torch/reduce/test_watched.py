@@ -9,16 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep.network import traffic_bytes
-from evenstep.network._following._transfers import Transfers
-from evenstep.network._torch._reduce._bucket_job import BucketJob, Flight
-from evenstep.network._torch._reduce._observed import covered, ways_to
-from evenstep.network._torch._reduce._pipeline import chunk_tag, is_pull
-from evenstep.network._torch._reduce._reducer import ShardedReducer
-from evenstep.network._torch._reduce._watched import (
+from evenstep.network._following._link_tracker import Transfers
+from evenstep.network._torch._pipeline import BucketJob, Flight, chunk_tag, is_pull
+from evenstep.network._torch._reducer import ShardedReducer
+from evenstep.network._torch._watched import (
     HEAD_BYTES,
     LEAST_BYTES,
     Arrival,
     WatchedTransport,
+    covered,
+    ways_to,
 )
 from evenstep.testing import run_workers
 

@@ -10,8 +10,8 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 
-from ...._private_torch import at_end_of_backward, comm_hooks_of
-from ....exceptions import invalid
+from ..._private_torch import at_end_of_backward, comm_hooks_of
+from ...exceptions import invalid
 from ._reducer import ShardedReducer
 
 

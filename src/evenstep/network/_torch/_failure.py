@@ -8,8 +8,8 @@ from typing import final
 
 import torch
 
-from ....exceptions import WorkerLostError
-from ._plan_check import PlanMismatchError
+from ...exceptions import WorkerLostError
+from ._orders import PlanMismatchError
 from ._transport import AbstractTransport, PeerFailed, Pending
 
 _TAG = 1

@@ -1,1 +1,0 @@
-"""Sharded gradient aggregation: push to servers, sum in rank order, pull, chunk by chunk."""

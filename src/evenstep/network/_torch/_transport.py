@@ -1,0 +1,215 @@
+"""What carries tensors between two ranks, over gloo, and how long a rank is waited for."""
+
+from __future__ import annotations
+
+import abc
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from datetime import timedelta
+from typing import Any, Protocol, final
+
+import torch
+import torch.distributed as dist
+
+
+class PeerFailed(RuntimeError):
+    """An operation with a rank failed: it is gone, or something in between is.
+
+    Attributes:
+        peer: the rank, of the transport's group.
+    """
+
+    def __init__(self, peer: int, problem: str) -> None:  # the class says it
+        super().__init__(problem)
+        self.peer = peer
+
+
+class Pending(Protocol):
+    """An operation under way."""
+
+    def wait(self, limit_s: float | None = None) -> None:
+        """Return once it is done; on a device, once the current stream will see it done.
+
+        Args:
+            limit_s: after so many seconds it fails, and perhaps everything else with it; None is
+                never.
+
+        Raises:
+            RuntimeError: it failed, as it does when the peer is gone or the transport broken off.
+        """
+
+
+class AbstractTransport(abc.ABC):
+    """Sends tensors to other ranks of a group and receives from them, without waiting.
+
+    Ranks are those of the group. Operations between two ranks are matched by their tag. Tensors lie
+    in host memory.
+
+    Attributes:
+        rank, world_size: of the group.
+        ranks: what errors call the group's ranks, mostly their global numbers.
+    """
+
+    rank: int
+    world_size: int
+    ranks: tuple[int, ...]
+
+    @abc.abstractmethod
+    def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
+        """Receive into ``buffer``, contiguous and left alone until it is waited for.
+
+        Raises:
+            PeerFailed: the peer is known to have failed.
+        """
+
+    @abc.abstractmethod
+    def send(self, buffer: torch.Tensor, target: int, tag: int) -> Pending:
+        """Send ``buffer``, contiguous and left alone until it is waited for.
+
+        Raises:
+            PeerFailed: the peer is known to have failed.
+        """
+
+    @abc.abstractmethod
+    def break_off(self) -> None:
+        """Make everything that waits fail now, here and on the ranks at the other ends, for good.
+
+        From any thread. May be called again.
+        """
+
+
+_FOR_EVER = timedelta(days=365)
+_BREAK = (1 << 31) - 1  # a tag that no rank sends with
+
+
+@final
+class GlooTransport(AbstractTransport):
+    """Sends and receives over a gloo process group, matched by tag.
+
+    Nothing is waited for longer than a timeout allows: a wait that runs into gloo's own
+    timeout breaks the whole group before any rank could be told why. ``Timeouts`` keeps the time.
+
+    Args:
+        group: of this transport alone: it is broken when a rank is lost.
+        ranks: what errors call the ranks of the transport; None is their global numbers.
+        order: which rank of the group each rank of the transport is; None is the same one.
+    """
+
+    def __init__(
+        self,
+        group: dist.ProcessGroup,
+        *,
+        ranks: Iterable[int] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> None:
+        self._group = group
+        self._order = tuple(range(group.size()) if order is None else order)
+        self.rank = self._order.index(group.rank())
+        self.world_size = group.size()
+        names = dist.get_process_group_ranks(group)
+        self.ranks = tuple([names[one] for one in self._order] if ranks is None else ranks)
+
+    def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
+        with _naming(source):
+            return _GlooPending(self._group.recv([buffer], self._order[source], tag), buffer)
+
+    def send(self, buffer: torch.Tensor, target: int, tag: int) -> Pending:
+        with _naming(target):
+            return _GlooPending(self._group.send([buffer], self._order[target], tag), buffer)
+
+    def break_off(self) -> None:
+        """Let a receive time out that no rank sends to: gloo then closes every connection.
+
+        A hack. `ProcessGroup.abort` does nothing for gloo (torch 2.13), a wait of another thread
+        cannot be interrupted, and a group that is destroyed under one takes the process along.
+        """
+        for peer in range(self.world_size):
+            if peer != self._group.rank():
+                with suppress(RuntimeError):
+                    self._group.recv([torch.zeros(1)], peer, _BREAK).wait(timedelta(milliseconds=1))
+
+
+@contextmanager
+def _naming(peer: int) -> Iterator[None]:
+    """Say of whom: where a connection is closed already, gloo refuses what is asked of it."""
+    try:
+        yield
+    except RuntimeError as error:
+        raise PeerFailed(peer, str(error)) from error
+
+
+@final
+class _GlooPending:
+    """A work of gloo's, and the tensor that must outlive it."""
+
+    __slots__ = ("_buffer", "_work")
+
+    def __init__(self, work: Any, buffer: torch.Tensor) -> None:
+        self._work = work
+        self._buffer = buffer
+
+    def wait(self, limit_s: float | None = None) -> None:
+        self._work.wait(_FOR_EVER if limit_s is None else timedelta(seconds=limit_s))
+
+
+@final
+class Timeouts:
+    """Waits for operations, with a thread beside that looks at the clock.
+
+    Gloo's own timeout breaks the group in the moment it runs out, and no rank learns of which; so
+    that thread acts before, while there are connections to tell the others.
+
+    Args:
+        limit_s: seconds of one wait, positive.
+        give_up: called once, on the thread beside, with the rank and the seconds waited for it.
+            It has to make the wait fail.
+        clock: monotonic seconds.
+    """
+
+    def __init__(
+        self,
+        limit_s: float,
+        *,
+        give_up: Callable[[int, float], None],
+        clock: Callable[[], float],
+    ) -> None:
+        self._limit_s = limit_s
+        self._give_up = give_up
+        self._clock = clock
+        self._waiting: tuple[int, float, float] | None = None  # for whom, since when, how long
+        self._closing = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def start(self) -> None:
+        """Start the thread beside."""
+        self._thread = threading.Thread(target=self._look, name="evenstep-timeouts", daemon=True)
+        self._thread.start()
+
+    def wait(self, pending: Pending, peer: int, *, part: float = 1.0) -> None:
+        """Wait for an operation with ``peer``, at most this part of the limit.
+
+        Raises:
+            PeerFailed: it failed, or was given up.
+        """
+        self._waiting = peer, self._clock(), part * self._limit_s
+        try:
+            pending.wait()
+        except RuntimeError as error:
+            raise PeerFailed(peer, str(error)) from error
+        finally:
+            self._waiting = None
+
+    def close(self) -> None:
+        """End the thread beside. May be called again."""
+        self._closing.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+            self._thread = None
+
+    def _look(self) -> None:
+        while not self._closing.wait(self._limit_s / 16):
+            waiting = self._waiting
+            if waiting is not None and (since_s := self._clock() - waiting[1]) > waiting[2]:
+                self._give_up(waiting[0], since_s)
+                return
