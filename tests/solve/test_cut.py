@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.solve._cut import cut
+from evenstep.solve._apportion import cut
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 20))

@@ -9,8 +9,7 @@ import numpy as np
 from .._types import Cluster, IntArray
 from ..events import Event
 from ..solve import WorkerCosts
-from ..solve._apportion import apportion
-from ..solve._cut import cut
+from ..solve._apportion import apportion, cut
 from ._job import Job
 
 

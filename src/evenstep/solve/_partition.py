@@ -1,9 +1,15 @@
-"""Which sample of a step goes to which worker, by the costs of samples and workers' speeds."""
+"""Which sample of a step goes to which worker, by the costs of samples and workers' speeds.
+
+Samples that take as long as the longest of their forward are runs of the sorted samples.
+"""
 
 from __future__ import annotations
 
 import zlib
+from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import permutations
+from operator import mul
 from typing import Any, final
 
 import numpy as np
@@ -11,8 +17,166 @@ import numpy as np
 from .._types import IntArray
 from ..exceptions import invalid
 from ._additive import assign_additive
-from ._padded import assign_padded
 from ._problem import Forwards, Problem, WorkerCosts
+
+_FINE = 12  # bits to which the time is found: 1 part in 4,096
+
+
+def assign_padded(problem: Problem) -> tuple[IntArray, IntArray, IntArray]:
+    """Return owners, forwards within their owner, and the number of forwards of each worker.
+
+    Neighbours in the sorted order share a forward, as padding is least then. Which worker has the
+    longest ones is tried: each order of unlike workers where there are few, else a selection.
+    """
+    runs = _Runs.of(problem)
+    # Whatever `is_capped` says: of padded samples it does not know how much room they take.
+    num_forwards = runs.fewest() if problem.equal else None
+    cuts, order = runs.best(num_forwards)
+    owner = np.empty(problem.num_samples, np.int64)
+    forward = np.empty(problem.num_samples, np.int64)
+    numbers = np.ones(problem.world_size, np.int64)
+    first = 0
+    for rank, sizes in zip(order, cuts, strict=True):
+        for number, size in enumerate(sizes):
+            samples = runs.samples[first : first + size]
+            owner[samples], forward[samples] = rank, number
+            first += size
+        numbers[rank] = num_forwards or max(len(sizes), 1)
+    return owner, forward, numbers
+
+
+Cuts = list[list[int]]  # sizes of each forward's run, worker by worker along the order
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class _Runs:
+    """The samples from the longest to the shortest, and who may take runs of them."""
+
+    samples: IntArray
+    features: list[list[int]]
+    sizes: list[int]
+    slope: list[list[int]]
+    intercept: list[int]
+    max_size: list[int]
+    max_samples: int
+    empty: bool
+
+    @classmethod
+    def of(cls, problem: Problem) -> _Runs:
+        samples = np.lexsort(problem.features.T)[::-1]
+        return cls(
+            samples,
+            problem.features[samples].tolist(),
+            np.maximum.accumulate(problem.size[samples][::-1])[::-1].tolist(),
+            problem.workers.slope.tolist(),
+            problem.workers.intercept.tolist(),
+            problem.max_size.tolist(),
+            problem.max_samples,
+            problem.empty,
+        )
+
+    def cut(self, order: tuple[int, ...], end: int, num_forwards: int | None) -> Cuts | None:
+        """Return the runs in which all are done by ``end``; None if there is no way.
+
+        Each worker takes as many of the longest samples left as it can: what it leaves to others
+        could be no shorter.
+        """
+        first, num_samples, cuts = 0, len(self.sizes), []
+        enough = not self.empty and num_samples >= len(order) * (num_forwards or 1)
+        for place, rank in enumerate(order):
+            others = (len(order) - place - 1) * (num_forwards or 1)
+            budget, runs = end - self.intercept[rank], list[int]()
+            while first < num_samples and (num_forwards is None or len(runs) < num_forwards):
+                still = 1 if num_forwards is None else num_forwards - len(runs)
+                each = sum(map(mul, self.slope[rank], self.features[first]))
+                in_time = budget // still // each if each else num_samples
+                cap = min(self.max_samples, self.max_size[rank] // max(self.sizes[first], 1))
+                kept = others + still - 1 if enough else 0
+                size = min(in_time, cap, num_samples - first - kept)
+                if size < 1:
+                    break
+                runs.append(size)
+                budget -= size * each
+                first += size
+                if num_forwards is None and size < cap:
+                    break
+            if enough and len(runs) < (num_forwards or 1):
+                return None
+            cuts.append(runs)
+        return cuts if first == num_samples else None
+
+    def best(self, num_forwards: int | None) -> tuple[Cuts, tuple[int, ...]]:
+        """Return the runs that end first, of the orders tried, and their order."""
+        latest = self._latest()
+        found: tuple[Cuts, tuple[int, ...]] | None = None
+        for order in self._orders():
+            sooner = latest if found is None else latest - (latest >> _FINE) - 1
+            cuts = self.cut(order, sooner, num_forwards)
+            if cuts is not None:
+                latest, cuts = self._soonest(order, sooner, cuts, num_forwards)
+                found = cuts, order
+        if found is None:
+            raise invalid(
+                "Forwards(max_size=...)",
+                "hold all samples in forwards that are padded to their longest one",
+                self.max_size,
+                "Raise the caps of a forward, or, of equal forwards, allow some to be empty by "
+                "`empty=True`.",
+            )
+        return found
+
+    def _soonest(
+        self, order: tuple[int, ...], end: int, cuts: Cuts, num_forwards: int | None
+    ) -> tuple[int, Cuts]:
+        """Return the time by which all can be done, to some bits, and the runs."""
+        before = 0
+        while end - before > 1 + (end >> _FINE):
+            middle = (before + end) // 2
+            found = self.cut(order, middle, num_forwards)
+            if found is None:
+                before = middle
+            else:
+                end, cuts = middle, found
+        return end, cuts
+
+    def fewest(self) -> int:
+        """Return the least number of equal forwards with which caps can be kept."""
+        most = len(self.sizes) if self.empty else max(len(self.sizes) // len(self.slope), 1)
+        for number in range(1, most):
+            if any(self.cut(order, self._latest(), number) for order in self._orders()):
+                return number
+        return most
+
+    def _latest(self) -> int:
+        """Return a time by which any worker could do all samples."""
+        longest: list[int] = [sum(map(mul, slope, self.features[0])) for slope in self.slope]
+        return max(self.intercept) + len(self.sizes) * max(longest)
+
+    def _orders(self) -> Iterator[tuple[int, ...]]:
+        """Yield orders of the workers, the one that has the longest samples first."""
+        ranks = range(len(self.slope))
+        typical = self.features[len(self.features) // 2]
+        kind = [
+            (sum(map(mul, self.slope[rank], typical)), self.intercept[rank], self.max_size[rank])
+            for rank in ranks
+        ]
+        slow_last = tuple(sorted(ranks, key=lambda rank: kind[rank]))
+        if len(ranks) <= 5:
+            tried = set()
+            for order in permutations(slow_last):
+                along = tuple(kind[rank] for rank in order)
+                if along not in tried:
+                    tried.add(along)
+                    yield order
+            return
+        yield slow_last
+        if len(set(kind)) == 1:
+            return
+        yield slow_last[::-1]
+        kinds = sorted(set(kind))
+        for blocks in permutations(kinds) if len(kinds) <= 5 else ():
+            yield tuple(sorted(ranks, key=lambda rank: blocks.index(kind[rank])))
 
 
 @final

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from ...exceptions import invalid
-from ...solve._cut import cut, cut_by_size
+from ...solve._apportion import cut, cut_by_size
 from .._data._protocols import MicroBatch
 from .._model._models import PreparedModels
 from .._step._conductor import StepConductor

@@ -13,7 +13,7 @@ from ...._planner import Plan
 from ...._types import IntArray
 from ....claims._step_claims import Claim
 from ....exceptions import invalid
-from ....solve._cut import cut
+from ....solve._apportion import cut
 from ....solve._deal import Deal
 from ._by_cost import Assigned, CostDeal
 
