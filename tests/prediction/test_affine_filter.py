@@ -3,9 +3,7 @@
 import numpy as np
 import pytest
 
-from evenstep.prediction._affine_filter import AffineFilter
-from evenstep.prediction._lines import NAMES
-from evenstep.prediction._trust import LASTING_S
+from evenstep.prediction._affine_filter import LASTING_S, NAMES, AffineFilter
 
 INTERCEPT_S = np.array([0.010, 0.002, 0.030])
 SLOPE_S = np.array([0.001, 0.002, 0.004])

@@ -7,7 +7,7 @@ import pytest
 
 from evenstep import Resources
 from evenstep.prediction import Ema, LocalLevel, Narx
-from evenstep.prediction._tanh_network import TanhNetwork
+from evenstep.prediction._narx import TanhNetwork
 
 from .._tiers import slow_but
 from .simulated import FIRST, foresee, rmse, series

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from evenstep.prediction._trust import judge, no_jumps_yet
+from evenstep.prediction._affine_filter import judge, no_jumps_yet
 
 ALL, NONE = np.ones(2, bool), np.zeros(2, bool)
 LONG = np.ones(2)  # seconds: past any pause

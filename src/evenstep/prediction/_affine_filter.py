@@ -1,19 +1,319 @@
-"""A fixed cost and a cost per sample for every worker, estimated step by step."""
+"""A fixed cost and a cost per sample for every worker, estimated step by step.
+
+Lines go through noisy points that wander. A reading far off a line is believed at once, or held
+back for a step.
+"""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, Final, final
 
 import numpy as np
+from numpy.typing import NDArray
 
 from .._types import FloatArray, IntArray
 from .._valid import check_fields
 from ..exceptions import invalid
 from ..timemodels._affine import AffineTime
-from ._lines import NAMES, Lines, Residuals, correct, grade, loosen, read, through, wander
-from ._trust import Mask, judge, no_jumps_yet
+
+Mask = NDArray[np.bool_]
+
+LASTING_S = 0.1
+"""Seconds for which a worker has to be off before that counts as more than a pause."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Verdict:
+    """What to make of one step's jumps.
+
+    Attributes:
+        hold: readings to leave out, ``(world_size,)``.
+        accept: jumps to follow at once, ``(world_size,)``.
+        memory: what the next step has to know.
+    """
+
+    hold: Mask
+    accept: Mask
+    memory: dict[str, Any]
+
+
+def no_jumps_yet(world_size: int) -> dict[str, Any]:
+    """Return the memory before the first step.
+
+    The counts are a prior worth two and a half jumps, four of five of them passing: the first
+    jump of a run is held back, and one that proved lasting is enough to trust the next.
+    """
+    return {
+        "open": np.zeros(world_size, np.int64),
+        "held_s": np.zeros(world_size),
+        "lasting": 0.5,
+        "passing": 2.0,
+    }
+
+
+def judge(
+    jump: IntArray, seconds: FloatArray, *, ran: Mask, young: Mask, memory: dict[str, Any]
+) -> Verdict:
+    """Decide about jumps by what became of the ones before.
+
+    A jump is held back, unless the step before jumped the same way and the two took ``LASTING_S``
+    together (then it is lasting) or jumps have mostly proved lasting in this run. Steps of a
+    millisecond have pauses of tens, for whatever else the machine does, and several in a row.
+    One that was believed at once counts as passing if the next step jumps back. A worker's first
+    readings are always followed: which of two is the odd one cannot be told.
+
+    The threshold is low, 30 %, because errors cost unlike amounts: ignoring a worker that turned
+    twice as slow doubles the step, while believing a single slow step costs the others their
+    part of a few samples.
+
+    Args:
+        jump: -1 for a reading far too fast, 1 for one far too slow, else 0, ``(world_size,)``.
+        seconds: what the steps of the reading took, ``(world_size,)``.
+        ran: which workers were measured, ``(world_size,)``.
+        young: which have too little behind them to be judged, ``(world_size,)``.
+        memory: from the step before; left as it is.
+    """
+    # "open": jumps not settled yet. +-1 was held back, +-2 was believed at once.
+    before: IntArray = memory["open"]
+    # Forgotten at 2 % a step towards the prior: machines change their ways.
+    lasting = 0.98 * memory["lasting"] + 0.02 * 0.5
+    passing = 0.98 * memory["passing"] + 0.02 * 2.0
+    if not (jump.any() or before.any()):
+        none = np.zeros(len(ran), np.bool_)
+        return Verdict(none, none, {**memory, "lasting": lasting, "passing": passing})
+
+    was_held, was_believed = ran & (abs(before) == 1), ran & (abs(before) == 2)
+    still = was_held & (jump == np.sign(before))
+    held_s = np.where(still, memory["held_s"], 0.0) + seconds
+    again = still & (held_s >= LASTING_S)
+    undone = was_believed & (jump == -np.sign(before))
+
+    chance = memory["lasting"] / (memory["lasting"] + memory["passing"])
+    jumped = ran & (jump != 0)
+    hold = jumped & ~(again | undone | young) if chance <= 0.3 else np.zeros_like(jumped)
+    accept = jumped & ~hold
+    unproven = accept & ~(again | undone | young)
+
+    lasting += int(again.sum() + (was_believed & ~undone).sum())
+    passing += int(undone.sum() + (was_held & ~still).sum())
+    return Verdict(
+        hold=hold,
+        accept=accept,
+        memory={
+            "open": np.where(ran, np.where(hold, jump, np.where(unproven, 2 * jump, 0)), before),
+            "held_s": np.where(ran, np.where(hold, held_s, 0.0), memory["held_s"]),
+            "lasting": lasting,
+            "passing": passing,
+        },
+    )
+
+
+INTERCEPT_DRIFT = 0.002
+"""Relative standard deviation, per step, by which a fixed cost wanders."""
+
+NAMES: Final = (
+    "intercept_s",
+    "slope_s",
+    "var_intercept",
+    "covariance",
+    "var_slope",
+    "noise",
+    "score",
+)
+
+
+class _Row:
+    """The row of ``Lines.values`` that goes by the attribute's name, as a view to read or fill."""
+
+    def __set_name__(self, owner: type[Lines], name: str) -> None:
+        self._index = NAMES.index(name)
+
+    def __get__(self, lines: Lines, owner: type[Lines]) -> FloatArray:
+        row: FloatArray = lines.values[self._index]
+        return row
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lines:
+    """One line ``intercept_s + slope_s * batch`` per model and worker, and how sure it is.
+
+    Attributes:
+        values: all there is to know, stacked in the order of ``NAMES``,
+            ``(7, num_models, world_size)``, and what a policy's state holds. In one array, since
+            what a step costs is the number of its operations; the others are views of it,
+            ``(num_models, world_size)``.
+        intercept_s: fixed cost in seconds, at least 0.
+        slope_s: cost per sample in seconds, positive once measured.
+        var_intercept, covariance, var_slope: of the errors of the two.
+        noise: relative standard deviation of a single step, learnt.
+        score: log-likelihood of the recent steps.
+    """
+
+    values: FloatArray
+
+    intercept_s = _Row()
+    slope_s = _Row()
+    var_intercept = _Row()
+    covariance = _Row()
+    var_slope = _Row()
+    noise = _Row()
+    score = _Row()
+
+    def at(self, batch: FloatArray) -> FloatArray:
+        """Return the seconds expected for ``batch``, per model."""
+        return self.intercept_s + self.slope_s * batch
+
+    def variance(self, batch: FloatArray) -> FloatArray:
+        """Return the variance of those seconds, the noise of a single step left out."""
+        variance = self.var_intercept + batch * (2 * self.covariance + batch * self.var_slope)
+        return np.maximum(variance, 0.0)
+
+    def weights(self) -> FloatArray:
+        """Return each model's share in the estimate, summing to 1 over the models."""
+        likelihood = np.exp(self.score - self.score.max(axis=0))
+        weights: FloatArray = likelihood / likelihood.sum(axis=0)
+        return weights
+
+    def copy(self) -> Lines:
+        """Return the same lines, to be written to."""
+        return Lines(self.values.copy())
+
+    def with_noise(self, noise: FloatArray, *, where: Mask) -> Lines:
+        """Return the same lines, with ``noise`` where ``where`` holds."""
+        if not where.any():
+            return self
+        lines = self.copy()
+        lines.noise[:] = np.where(where, noise, self.noise)
+        return lines
+
+    def where(self, mask: Mask, other: Lines) -> Lines:
+        """Return ``self`` where ``mask`` holds, else ``other``."""
+        return Lines(np.where(mask, self.values, other.values))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Residuals:
+    """One step of every worker, beside what the lines foresaw of it.
+
+    Worked out once a step, because every rule below asks for it.
+
+    Attributes:
+        batch: sizes, at least 1, ``(world_size,)``.
+        seconds: what they took, likewise.
+        expected: what they should have taken, ``(num_models, world_size)``.
+        surprise: the one less the other, likewise.
+        spread: variance of ``expected``, likewise.
+        noise: variance that a single step adds to it, likewise.
+        total: the two variances together, likewise.
+    """
+
+    batch: FloatArray
+    seconds: FloatArray
+    expected: FloatArray
+    surprise: FloatArray
+    spread: FloatArray
+    noise: FloatArray
+    total: FloatArray
+
+
+def read(lines: Lines, batch: FloatArray, seconds: FloatArray) -> Residuals:
+    """Return a step's reading beside what ``lines`` foresaw."""
+    expected, spread = lines.at(batch), lines.variance(batch)
+    noise = (lines.noise * expected) ** 2
+    return Residuals(batch, seconds, expected, seconds - expected, spread, noise, spread + noise)
+
+
+def through(batch: FloatArray, seconds: FloatArray, *, doubt: float, lines: Lines) -> Lines:
+    """Return lines through the origin and one point, with an intercept unknown up to ``doubt``."""
+    start = Lines(np.zeros(lines.values.shape))
+    start.slope_s[:] = seconds / batch
+    start.var_intercept[:] = (doubt * seconds) ** 2
+    start.covariance[:] = -start.var_intercept / batch
+    start.var_slope[:] = (start.var_intercept + (lines.noise * seconds) ** 2) / batch**2
+    start.noise[:] = lines.noise
+    return start
+
+
+def wander(lines: Lines, batch: FloatArray, drifts: FloatArray) -> Lines:
+    """Return ``lines`` a step later: where they were, and less sure of it."""
+    later = lines.copy()
+    later.var_intercept[:] += (INTERCEPT_DRIFT * lines.at(batch)) ** 2
+    later.var_slope[:] += (drifts * lines.slope_s) ** 2
+    return later
+
+
+def loosen(lines: Lines, reading: Residuals, *, where: Mask) -> Lines:
+    """Return ``lines`` ready to follow a jump: the slope may be off by all of it."""
+    opened = lines.copy()
+    opened.var_slope[:] += np.where(where, (reading.surprise / reading.batch) ** 2, 0.0)
+    return opened
+
+
+def correct(lines: Lines, reading: Residuals, *, contrast: Mask) -> Lines:
+    """Return ``lines`` corrected by one reading, noise and score left as they are.
+
+    The Kalman gain where ``contrast`` says that the batch has just changed enough to tell the
+    fixed cost from the cost per sample. Elsewhere the whole line is scaled: a worker that is
+    slower is slower in all that it does, as far as a single size can tell. As a balancer keeps
+    times level while batches follow the speeds, the Kalman gain would take a slope that drifts
+    steadily for a large intercept, with next to no slope, within 200 steps.
+    """
+    batch, total = reading.batch, reading.total
+    gain = reading.spread / total / np.maximum(reading.expected, 1e-300)
+    to_intercept, to_slope = gain * lines.intercept_s, gain * lines.slope_s
+    if contrast.any():
+        of_intercept = lines.var_intercept + batch * lines.covariance
+        of_slope = lines.covariance + batch * lines.var_slope
+        to_intercept = np.where(contrast, of_intercept / total, to_intercept)
+        to_slope = np.where(contrast, of_slope / total, to_slope)
+
+    # Joseph's form of the covariance, which holds for any gain. Both halves of the first product
+    # at once: the variances lie in `values` as (intercept, both), (both, slope).
+    keep, cross = 1 - to_intercept, -to_intercept * batch
+    back, stay = -to_slope, 1 - to_slope * batch
+    upper, lower = lines.values[2:4], lines.values[3:5]
+    first = keep * upper + cross * lower
+    second = back * upper + stay * lower
+
+    after, noise = lines.copy(), reading.noise
+    after.var_intercept[:] = first[0] * keep + first[1] * cross + to_intercept**2 * noise
+    after.covariance[:] = first[0] * back + first[1] * stay + to_intercept * to_slope * noise
+    after.var_slope[:] = second[0] * back + second[1] * stay + to_slope**2 * noise
+
+    intercept = lines.intercept_s + to_intercept * reading.surprise
+    slope = lines.slope_s + to_slope * reading.surprise
+    # Kept possible: a positive time, a fixed cost that is not negative, and a slope that one
+    # reading does not take away: at a batch of 1 there is next to nothing of it to be seen.
+    level = np.maximum(intercept + slope * batch, 0.05 * reading.seconds)
+    # Nor a thousand, each by nine tenths: below a share of the time it would be lost in rounding.
+    slope = np.maximum(slope, np.maximum(0.1 * lines.slope_s, 1e-3 * level / batch))
+    after.intercept_s[:] = np.maximum(level - slope * batch, 0.0)
+    after.slope_s[:] = (level - after.intercept_s) / batch
+    return after
+
+
+def grade(lines: Lines, reading: Residuals, *, rate: FloatArray, memory: float) -> Lines:
+    """Return ``lines`` with noise and score updated by how well they foresaw the reading.
+
+    As the noise rises, so does the doubt about the line.
+    """
+    surprise2, before2 = reading.surprise**2, lines.noise**2
+    # E[surprise * residual] is the variance of the noise for the optimal gain.
+    share = reading.noise / reading.total
+    sample = np.minimum(share * surprise2 / reading.expected**2, 9 * before2)
+    noise2 = before2 + rate * share * (sample - before2)
+    likelihood = -0.5 * (
+        np.log(reading.total / reading.seconds**2) + np.minimum(surprise2 / reading.total, 16.0)
+    )
+    graded = lines.copy()
+    graded.noise[:] = np.sqrt(np.maximum(noise2, 0.002**2))
+    # Noise above what was assumed so far was in the earlier readings as well.
+    more = np.maximum(graded.noise**2 / before2 - 1, 0.0)
+    graded.var_slope[:] += more * reading.spread / reading.batch**2
+    graded.score[:] = memory * lines.score + likelihood
+    return graded
 
 
 @final

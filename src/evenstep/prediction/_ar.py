@@ -10,8 +10,7 @@ import numpy as np
 
 from .._types import FloatArray, Resources
 from .._valid import check_fields
-from ._base import AbstractPredictor
-from ._logs import positive
+from ._base import AbstractPredictor, positive
 
 DOUBT = 1e-3
 """Weight of the coefficients assumed at the start, as a sum of squared logarithms: one value off

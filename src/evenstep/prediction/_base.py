@@ -1,9 +1,11 @@
-"""The interface every predictor implements."""
+"""The interface every predictor implements, and the way back from logarithms."""
 
 from __future__ import annotations
 
 import abc
 from typing import ClassVar, Generic
+
+import numpy as np
 
 from .._types import FloatArray, Resources, State
 
@@ -51,3 +53,13 @@ class AbstractPredictor(abc.ABC, Generic[State]):
 
         NaN for a worker that was never measured.
         """
+
+
+LARGEST = 700.0
+"""Past this a float's exponential is infinite, or close to the smallest there is."""
+
+
+def positive(logs: FloatArray) -> FloatArray:
+    """Return the exponentials, positive and finite whatever was extrapolated; NaN stays."""
+    values: FloatArray = np.exp(np.clip(logs, -LARGEST, LARGEST))
+    return values
