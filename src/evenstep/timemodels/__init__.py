@@ -2,7 +2,7 @@
 
 from ._base import AbstractTimeModel as AbstractTimeModel
 from ._base import bisect_batch as bisect_batch
-from ._cost_estimator import CostEstimator as CostEstimator
+from ._cost_model import CostEstimator as CostEstimator
 from ._cubic import CubicTime as CubicTime
 from ._piecewise import PiecewiseTime as PiecewiseTime
 from ._profile import Profile as Profile

@@ -9,8 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._types import FloatArray, IntArray
-from ._base import AbstractTimeModel, bisect_batch
-from ._per_worker import alike, costs
+from ._base import AbstractTimeModel, alike, bisect_batch, costs
 
 
 @final

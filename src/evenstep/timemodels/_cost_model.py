@@ -1,10 +1,10 @@
-"""What a step takes each worker by what its samples have, and not by how many they are."""
+"""What a step takes each worker by what its samples have, fitted step by step and judged."""
 
 from __future__ import annotations
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import final
 
 import numpy as np
@@ -208,3 +208,200 @@ def _trust(error: FloatArray, known: NDArray[np.bool_]) -> FloatArray:
     error = abs(error)
     usual = 1.4826 * float(np.median(error[known])) + 1e-12
     return np.where(known, np.minimum(1.0, _FAR * usual / np.maximum(error, 1e-300)), 0.0)
+
+
+_MEMORY = 0.95  # of the mean error, per step
+_BETTER = 0.9  # of the error by counts, below which features are of use
+_IN_A_ROW = 5  # steps on one side of the predictions, after which a rank has another speed
+_APART = 3.0  # usual errors that each of those is off: noise that lingers for ten steps is less
+_MOST_KEPT = 512  # short steps: a fit to them takes milliseconds
+_FIRST_NOISE = 0.03  # of a time, assumed before any was seen
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class CostEstimator:
+    """Learns what samples cost on each worker from the times of steps.
+
+    Beside the model by features it keeps one by counts, and scores both by what they predict of
+    the next step: where all ranks end together, all their times are alike, and any model explains
+    them. Features that predict no better than counts are of no use.
+
+    A rank whose steps take longer than predicted five times in a row, or shorter, has changed its
+    speed. Its earlier times are then taken as if at the new one: what one feature costs beside
+    another need not be learnt again.
+
+    Usage:
+        costs = CostEstimator.fresh(num_features=2, kinds=[0, 0, 0, 1])
+        costs = costs.observe(features, counts, seconds)  # after every step
+        costs.model.seconds(features)
+
+    Attributes:
+        kinds: a number for the kind of device of each rank: ranks of one kind share what a
+            feature costs, up to a factor.
+        window: steps that are remembered, at least 2; of short ones that are taken together, as
+            many times that, up to 512.
+        features: of those, ``(num_steps, world_size, num_features)``.
+        counts: samples of each rank, ``(num_steps, world_size)``.
+        seconds: own times, at the last speed of each rank, ``(num_steps, world_size)``.
+        num_steps: how many were observed; several that were taken together are one.
+        model: by features; None before the first step.
+        by_count: by the number of samples alone; likewise.
+        error: mean relative error of what ``model`` predicted, each at most 1: what a prediction
+            of the next step is to be trusted. NaN before the second step.
+        error_by_count: likewise of ``by_count``.
+    """
+
+    kinds: tuple[int, ...]
+    window: int
+    features: FloatArray
+    counts: FloatArray
+    seconds: FloatArray
+    num_steps: int = 0
+    model: CostModel | None = None
+    by_count: CostModel | None = None
+    error: float = float("nan")
+    error_by_count: float = float("nan")
+
+    @classmethod
+    def fresh(cls, *, num_features: int, kinds: Sequence[int], window: int = 64) -> CostEstimator:
+        """Return the estimator that has seen nothing.
+
+        Raises:
+            ValueError: ``num_features`` is not from 1 to 8, or ``window`` is below 2.
+        """
+        if not 1 <= num_features <= 8:
+            rule, remedy = "be from 1 to 8", "Few features are told apart by few steps."
+            raise invalid("CostEstimator(num_features=...)", rule, num_features, remedy)
+        if window < 2:
+            raise invalid(
+                "CostEstimator(window=...)", "be at least 2", window, "64 is the default."
+            )
+        none = np.zeros((0, len(kinds)))
+        return cls(tuple(kinds), window, none[..., None].repeat(num_features, 2), none, none)
+
+    def observe(self, features: ArrayLike, counts: ArrayLike, seconds: ArrayLike) -> CostEstimator:
+        """Return the estimator with one more step, or with several short ones taken together.
+
+        Of several, each is remembered, and more of them (see ``window``): one fit for all is as
+        quick as one for each long step, and a rank has changed its speed where it has in nearly all
+        of them.
+
+        Args:
+            features: of what each rank computed, ``(world_size, num_features)``; of several steps,
+                ``(num_steps, world_size, num_features)``.
+            counts: samples of each rank, ``(world_size,)``; likewise.
+            seconds: own time of each, NaN where it is not known, ``(world_size,)``; likewise.
+
+        Raises:
+            ValueError: the shapes are others.
+        """
+        steps = [np.asarray(one, np.float64) for one in (features, counts, seconds)]
+        if steps[0].ndim == 2:
+            steps = [one[None] for one in steps]
+        wanted = self.features.shape[1:], self.counts.shape[1:], self.counts.shape[1:]
+        num = len(steps[0])
+        if not num or any(
+            one.shape != (num, *shape) for one, shape in zip(steps, wanted, strict=True)
+        ):
+            raise invalid(
+                "CostEstimator.observe(features, counts, seconds)",
+                f"have the shapes {', '.join(map(str, wanted))}",
+                ", ".join(str(np.shape(one)) for one in (features, counts, seconds)),
+                "Give one row for each rank.",
+            )
+        work, samples, took = steps
+        took = np.where(np.isfinite(took) & (took > 0), took, np.nan)
+        most = max(self.window, min(self.window * num, _MOST_KEPT))
+        kept = [
+            np.concatenate([before, now])[-most:]
+            for before, now in zip(
+                (self.features, self.counts, self.seconds), (work, samples, took), strict=True
+            )
+        ]
+        seen = replace(
+            self,
+            features=kept[0],
+            counts=kept[1],
+            seconds=kept[2],
+            num_steps=self.num_steps + 1,
+            error=self._scored(self.error, self.model, work, took),
+            error_by_count=self._scored(
+                self.error_by_count, self.by_count, samples[..., None], took
+            ),
+        )
+        return seen._fitted(max(_IN_A_ROW, num))
+
+    def uncertainty(self) -> FloatArray:
+        r"""Return the relative standard error of what each rank is said to take, ``(world_size,)``.
+
+        $\sigma_r \sqrt{p / (n - p)}$ for a line with $p = 2$ coefficients through $n$ steps, with
+        $\sigma_r$ from the median error of the rank or of all ranks, whichever is larger. Right for
+        work as in those steps, and errors that do not depend on each other. At first, some noise is
+        assumed; 1 before the first step.
+        """
+        known = np.isfinite(self.seconds)
+        some, num = known.any(axis=0), known.sum(axis=0)
+        found = np.ones(len(self.kinds))
+        if self.model is not None:
+            off = abs(self.model.seconds(self.features) / self.seconds - 1)[:, some]
+            noise = 1.4826 * np.maximum(np.nanmedian(off, axis=0), np.nanmedian(off))
+            assumed = _FIRST_NOISE**2 * 2 / num[some]
+            found[some] = np.sqrt((noise**2 + assumed) * 2 / np.maximum(num[some] - 2, 1))
+        return found
+
+    @property
+    def is_useful(self) -> bool:
+        """Whether features predict better than counts do; False until that is known."""
+        return self.error < _BETTER * self.error_by_count
+
+    def _scored(
+        self, error: float, model: CostModel | None, work: FloatArray, took: FloatArray
+    ) -> float:
+        """Return the mean error with that of one more step."""
+        known = np.isfinite(took)
+        if model is None or not known.any():
+            return error
+        # At most 1: a prediction of the first steps that is ten times too long would outweigh
+        # thirty good ones.
+        now = float(np.minimum(abs(model.seconds(work)[known] / took[known] - 1), 1).mean())
+        weight = max(1 - _MEMORY, 1 / self.num_steps)
+        return now if np.isnan(error) else (1 - weight) * error + weight * now
+
+    def _fitted(self, late: int) -> CostEstimator:
+        """Return the estimator with new models, where it is time for them.
+
+        Args:
+            late: number of the newest steps, in which a rank may have changed its speed.
+        """
+        if not np.isfinite(self.seconds).any(axis=0).all():
+            return self
+        change = self._change(late)
+        has_changed = bool((change != 1).any())
+        if self.num_steps > 8 and self.num_steps % 4 and not has_changed:
+            return self
+        took = self.seconds
+        if has_changed:
+            took = np.concatenate([took[:-late] * change, took[-late:]])
+        return replace(
+            self,
+            seconds=took,
+            model=fit_costs(self.features, took, self.kinds, before=self.model),
+            by_count=fit_costs(self.counts[..., None], took, self.kinds, before=self.by_count),
+        )
+
+    def _change(self, late: int) -> FloatArray:
+        """Return how many times as long each rank takes of late, ``(world_size,)``."""
+        change = np.ones(len(self.kinds))
+        if self.model is None or self.by_count is None or len(self.seconds) <= 2 * late:
+            return change
+        predicted = self.model.seconds(self.features)
+        if self.error > self.error_by_count:
+            predicted = self.by_count.seconds(self.counts[..., None])
+        ratio = np.log(self.seconds / np.maximum(predicted, 1e-300))
+        apart = _APART * 1.4826 * float(np.nanmedian(abs(ratio)))
+        recent, least = ratio[-late:], late - late // 10  # some of many may be pauses
+        slower, faster = (recent > apart).sum(axis=0), (recent < -apart).sum(axis=0)
+        changed = np.maximum(slower, faster) >= least
+        change[changed] = np.exp(np.nanmedian(recent[:, changed], axis=0))
+        return change

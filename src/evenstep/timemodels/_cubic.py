@@ -10,9 +10,8 @@ import numpy as np
 
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
-from ._base import AbstractTimeModel, bisect_batch
+from ._base import AbstractTimeModel, alike, bisect_batch, counts
 from ._least_squares import LEAST_RISE, Points, free, nonnegative, points_of
-from ._per_worker import alike, counts
 from ._profile import Profile
 
 MOST: Final = 2**20

@@ -10,9 +10,8 @@ import numpy as np
 
 from .._types import FloatArray, IntArray
 from ._affine import AffineTime
-from ._base import AbstractTimeModel
+from ._base import AbstractTimeModel, alike, costs, counts
 from ._least_squares import FittedLines, Points, first_best, lines_through, points_of
-from ._per_worker import alike, costs, counts
 from ._profile import Profile
 
 NUM_CANDIDATES: Final = 256
