@@ -10,7 +10,7 @@ import numpy as np
 
 from evenstep import AffineTime, Cluster, Decision, StepTimings, allocate
 from evenstep.policies import AbstractPolicy, Auto, DynamicBatching, Equal, Lbb, LbBsp2020
-from evenstep.policies._splits import equal_split
+from evenstep.policies._base import equal_split
 from evenstep.prediction import AbstractPredictor, Ema
 from evenstep.sim import Scenario
 

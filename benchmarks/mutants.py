@@ -63,7 +63,7 @@ MUTANTS = (
     ),
     Mutant(
         "Deadband holds each worker by itself",
-        "policies/_deadband.py",
+        "policies/_wrappers.py",
         "        if 0 < change <= self.threshold:\n",
         "        near = abs(wanted.batch_size - held) / np.maximum(held, 1) <= self.threshold\n"
         "        if not near.all() and near.any():\n"

@@ -5,7 +5,7 @@ import pytest
 
 from evenstep import Cluster, apportion
 from evenstep.policies import Equal, Fixed
-from evenstep.policies._splits import equal_split
+from evenstep.policies._base import equal_split
 
 from .simulated import measured
 

@@ -3,8 +3,8 @@
 import numpy as np
 
 from evenstep import Cluster
-from evenstep.policies._splits import equal_split, is_feasible, refit, with_floor
-from evenstep.policies.papers._held import see
+from evenstep.policies._base import equal_split, is_feasible, refit, with_floor
+from evenstep.policies.papers._moves import see
 
 from .simulated import measured
 

@@ -5,7 +5,7 @@ import ast
 import pytest
 
 from evenstep.policies import Auto, Deadband, Equal
-from evenstep.policies._resources import reads_resources
+from evenstep.policies._by_name import reads_resources
 from evenstep.testing import run_workers
 
 from .machines import NUM_STEPS, Curious, Nosy, watched

@@ -13,8 +13,7 @@ import numpy as np
 from .._types import Cluster, FloatArray, IntArray, StepTimings
 from ..events import EstimatesRestored, Event, Rebalanced, StepMeasured
 from ..policies import Equal
-from ..policies._base import READING_S
-from ..policies._splits import LEAST_SAVING_S, errors_by_chance
+from ..policies._base import LEAST_SAVING_S, READING_S, errors_by_chance
 from ..prediction._affine_filter import AffineFilter
 from ..solve import WorkerCosts
 from ..solve._allocate import allocate

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, final
 import psutil  # type: ignore[import-untyped]
 
 from .._planner import blaming
-from ..policies._resources import reads_resources
+from ..policies._by_name import reads_resources
 from ._cgroups import Cgroups, available_bytes, contents, thread_times_s
 
 

@@ -14,9 +14,16 @@ from ..solve._allocate import allocate, ends_within, makespan_s
 from ..solve._apportion import apportion
 from ..timemodels._affine import AffineTime
 from ._bank import Bank
-from ._base import READING_S, AbstractPolicy
+from ._base import (
+    LEAST_SAVING_S,
+    READING_S,
+    AbstractPolicy,
+    equal_split,
+    errors_by_chance,
+    refit,
+    within_reach,
+)
 from ._proof import no_proof, proved, why_equal
-from ._splits import LEAST_SAVING_S, equal_split, errors_by_chance, refit, within_reach
 
 _MOST_APART = 0.1  # past that, noise or not, it is looked into at once
 _RESIZE_WEIGHT = 0.3  # of the newest change, in what a change costs

@@ -12,7 +12,7 @@ from .._types import Cluster, FloatArray, Resources
 from .._valid import check_fields, check_range
 from ..prediction import AbstractPredictor, Ar, Ema, Holt, LocalLevel, Seasonal, WindowMedian
 from ..timemodels._affine import AffineTime
-from ._splits import equal_split
+from ._base import equal_split
 
 _LARGEST_LOSS = 1.0  # a step twice as long as needed: more would only say that it was odd
 

@@ -1,4 +1,4 @@
-"""Batch sizes that the user chose."""
+"""Batch sizes that stay: the same for every worker, or what the user chose."""
 
 from __future__ import annotations
 
@@ -9,8 +9,31 @@ import numpy as np
 
 from .._types import Cluster, Decision, IntArray, StepTimings
 from ..exceptions import invalid
-from ._base import READING_S, AbstractPolicy
-from ._splits import is_feasible, refit
+from ._base import READING_S, AbstractPolicy, equal_split, is_feasible, refit
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Equal(AbstractPolicy[None]):
+    r"""Every worker gets the same batch, whatever is measured.
+
+    $b_r = B / W$, as in plain data-parallel training. A step takes $\max_r t_r(B / W)$. Right if
+    all workers are equally fast; and the baseline that every other policy has to beat. If bounds
+    keep a worker from its share, the others divide the rest equally. A remainder goes to the lower
+    ranks.
+    """
+
+    name: ClassVar[str] = "equal"
+
+    @property
+    def reading_s(self) -> float:
+        return READING_S
+
+    def init(self, cluster: Cluster) -> Decision[None]:
+        return Decision(equal_split(cluster), None, "equal: the same batch for every worker", 1.0)
+
+    def update(self, cluster: Cluster, timings: StepTimings, state: None) -> Decision[None]:
+        return self.init(cluster)
 
 
 @final

@@ -10,8 +10,7 @@ import numpy as np
 from ..._types import Cluster, Decision, IntArray, StepTimings
 from ..._valid import check_fields
 from ...solve._apportion import apportion
-from .._base import AbstractPolicy
-from .._splits import equal_split, refit, with_floor
+from .._base import AbstractPolicy, equal_split, refit, with_floor
 
 
 @final

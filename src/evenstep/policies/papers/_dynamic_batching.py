@@ -13,9 +13,8 @@ from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ..._valid import check_fields
 from ...exceptions import invalid
 from ...solve._apportion import apportion
-from .._base import AbstractPolicy
-from .._splits import equal_split, with_floor
-from ._held import see
+from .._base import AbstractPolicy, equal_split, with_floor
+from ._moves import see
 
 EARLY_BAND = 1.75
 """Width of the dead-band on the first step after a resize, in dead-bands."""

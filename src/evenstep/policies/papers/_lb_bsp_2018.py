@@ -13,8 +13,7 @@ from ...prediction import AbstractPredictor, Narx
 from ...solve._allocate import allocate
 from ...solve._apportion import apportion
 from ...timemodels import AbstractTimeModel
-from .._base import AbstractPolicy
-from .._splits import equal_split, with_floor
+from .._base import AbstractPolicy, equal_split, with_floor
 
 
 @final

@@ -11,10 +11,8 @@ import numpy as np
 from ..._types import Cluster, Decision, FloatArray, StepTimings
 from ..._valid import check_fields
 from ...exceptions import invalid
-from .._base import AbstractPolicy
-from .._splits import equal_split, with_floor
-from ._held import see
-from ._moves import Pair, find_pair, moved, overshoots, spread
+from .._base import AbstractPolicy, equal_split, with_floor
+from ._moves import Pair, find_pair, moved, overshoots, see, spread
 
 LONGEST = 8
 """Most times that the window grows."""

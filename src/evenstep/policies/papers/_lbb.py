@@ -13,10 +13,8 @@ from ...exceptions import invalid
 from ...solve._allocate import allocate
 from ...timemodels import CubicTime
 from ...timemodels._affine import AffineTime
-from .._base import AbstractPolicy
-from .._splits import equal_split
-from ._held import see
-from ._moves import find_pair, moved, overshoots, spread
+from .._base import AbstractPolicy, equal_split
+from ._moves import find_pair, moved, overshoots, see, spread
 
 
 @final
