@@ -1,9 +1,11 @@
-"""Who the others wait for, and why: causes, and what is said of them."""
+"""Who the others wait for, and why: causes, and the event that tells of them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+
+from ..events import WaitingDiagnosed
 
 
 class Cause(StrEnum):
@@ -74,3 +76,21 @@ class Diagnosis:
     explained_share: float
     found: tuple[FoundCause, ...]
     no_verdict: str = ""
+
+
+def diagnosed(found: Diagnosis) -> WaitingDiagnosed:
+    """Return the event that tells of ``found``."""
+    causes = found.found
+    return WaitingDiagnosed(
+        step=found.step,
+        num_steps=found.num_steps,
+        step_s=found.step_s,
+        waiting_share=found.waiting_share,
+        explained_share=found.explained_share,
+        causes=tuple(str(one.cause) for one in causes),
+        ranks=tuple(-1 if one.rank is None else one.rank for one in causes),
+        lost_share=tuple(one.lost_share for one in causes),
+        evidence=tuple(one.evidence for one in causes),
+        remedy=tuple(one.remedy for one in causes),
+        no_verdict=found.no_verdict,
+    )
