@@ -51,7 +51,7 @@ def test_a_server_stuck_with_a_lost_rank_is_ended():
         framework=replace(PLAIN, is_stuck=lambda thread_id: thread_id == threading.get_ident()),
         abort=ended.append,
     )
-    watch.received(0, [["Answer", 7, 9, 6, False, None], ["RankLost", 1, "it is silent", 6]])
+    watch.received(0, [["Answer", 7, 9, 6, False], ["RankLost", 1, "it is silent", 6]])
     watch.received(0, [["Goodbye", 6, 6, 2, [0, "rank 0 ended"]]])
     watch.tick()
     assert not ended  # outside of a collective it comes by to hear of it
