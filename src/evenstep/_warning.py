@@ -11,7 +11,10 @@ _INSIDE = frozenset({"evenstep", "torch", "contextlib", "weakref"})  # packages 
 
 
 def warn(text: str) -> None:
-    """Warn at the innermost line that is neither evenstep's nor torch's, or at the outermost."""
+    """Warn at the innermost line that is neither evenstep's nor torch's, or at the outermost.
+
+    The backward of a GPU runs on a thread of torch's, which has no line of the script.
+    """
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_inside(frame.f_globals):
         level, frame = level + 1, frame.f_back
