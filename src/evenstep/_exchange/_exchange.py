@@ -242,17 +242,19 @@ class Exchange:
         self.losses.check_left()
         self.losses.check()
 
-    def hear_out(self, *, limit_s: float) -> None:
-        """Wait until all ranks have reported the last step that this one used, or never will.
+    def hear_out(self, step: int, *, limit_s: float) -> None:
+        """Wait until all ranks have reported a step, or never will.
 
         Rank 0 has compared by then what all ranks made of it.
 
         Args:
+            step: which. One that this rank was handed and did not use may be used by another, in
+                whose gradient this one then had a part.
             limit_s: for how long at most.
         """
         self.report_all()
-        self._router.to_leader(DoneAsked(self.last_used))
-        self._router.wait(self._is_heard_out, limit_s=limit_s)
+        self._router.to_leader(DoneAsked(step))
+        self._router.wait(partial(self._is_heard_out, step), limit_s=limit_s)
 
     def report_all(self) -> None:
         """Send the reports that were noted."""
@@ -276,7 +278,7 @@ class Exchange:
             self.report_all()
             self._router.wait(self._are_through, limit_s=_LAST_CLAIMS_S)
             if self._router.rank == 0 and not self.losses.has_failed:
-                self.hear_out(limit_s=_LAST_REPORTS_S)
+                self.hear_out(self.last_used, limit_s=_LAST_REPORTS_S)
             self._router.to_everyone(self.losses.goodbye(self.num_loops))
             self._router.close()
             self._channel = None
@@ -344,11 +346,11 @@ class Exchange:
         is_first = self._first_step is None or index < self._first_step
         return self._answers.plans[_BEFORE_ALL if is_first else index]
 
-    def _is_heard_out(self) -> bool:
-        """Tell whether all have reported this rank's last used step, or who could tell has left."""
+    def _is_heard_out(self, step: int) -> bool:
+        """Tell whether all have reported a step, or who could tell has left."""
         left, is_leader = self.losses.left, self._router.rank == 0
         is_over = len(left) == self._router.world_size - 1 if is_leader else 0 in left
-        return is_over or self._answers.newest_done >= self.last_used
+        return is_over or self._answers.newest_done >= step
 
     def _are_through(self) -> bool:
         """Tell whether no rank will claim more of a step that this rank has done its part of."""

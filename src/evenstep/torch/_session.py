@@ -181,7 +181,7 @@ class Session:
         if error is None:  # after the last step, nothing else came by to say so
             if self._cuts is not None:
                 self.steps.close()
-                self.exchange.hear_out(limit_s=_VERDICT_S)
+                self.exchange.hear_out(self.exchange.last_step, limit_s=_VERDICT_S)
             return self.exchange.losses.wrong
         self.exchange.losses.script_failed(error)
         note_sizes(error, self.steps)
