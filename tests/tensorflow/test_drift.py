@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from evenstep.tensorflow._drift import Tally, check_same_samples
+from evenstep.tensorflow._source import Tally, check_same_samples
 
 
 def tallies(*workers, epochs=1, repeats=True, step_size=7):

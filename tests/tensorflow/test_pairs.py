@@ -10,9 +10,8 @@ import tensorflow as tf
 from evenstep._planner import Job, Planner
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Fixed
-from evenstep.tensorflow._framework import TENSORFLOW
 from evenstep.tensorflow._keras_session import KerasSession
-from evenstep.tensorflow._strategy_workers import StrategyWorkers
+from evenstep.tensorflow._strategy_workers import TENSORFLOW, StrategyWorkers
 from evenstep.tensorflow._training_steps import TrainingSteps
 
 from ..exchange.exchanges import linked

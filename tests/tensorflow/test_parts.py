@@ -15,8 +15,14 @@ import tensorflow as tf
 from evenstep._planner import Job, Plan, Planner, Report
 from evenstep.policies import Fixed
 from evenstep.tensorflow import Runtime
-from evenstep.tensorflow._dataset import Batches, EpochForm, Position
-from evenstep.tensorflow._kept_state import Estimates, Kept, StateInCheckpoint
+from evenstep.tensorflow._dataset import (
+    Batches,
+    EpochForm,
+    Estimates,
+    Kept,
+    Position,
+    StateInCheckpoint,
+)
 from evenstep.tensorflow._keras_checks import check_optimizer, guard_losses
 from evenstep.tensorflow._source import source_of
 from evenstep.tensorflow._strategy_workers import StrategyWorkers, workers_of

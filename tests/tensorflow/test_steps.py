@@ -7,8 +7,11 @@ import pytest
 import tensorflow as tf
 
 from evenstep._planner import Plan
-from evenstep.tensorflow._training_steps import TrainingSteps
-from evenstep.tensorflow._weaving import weave_into_model, weave_into_optimizer
+from evenstep.tensorflow._training_steps import (
+    TrainingSteps,
+    weave_into_model,
+    weave_into_optimizer,
+)
 
 
 class Clock:

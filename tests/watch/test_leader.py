@@ -16,9 +16,8 @@ from evenstep._top import LiveRun
 from evenstep.advice import read_run
 from evenstep.watch._courier import RankEnds
 from evenstep.watch._leader import WatchLeader
-from evenstep.watch._mail import RankHello, RankSender
 from evenstep.watch._start_watch import WatchSettings
-from evenstep.watch._step_records import RankTold, StepRecord
+from evenstep.watch._step_records import RankHello, RankReport, RankSender, StepRecord
 from evenstep.watch._watch import Watch, ignore_captures
 from evenstep.watch._watched_run import CallSite
 
@@ -50,7 +49,7 @@ class Run:
     def tell(self, steps, *, is_last=False, times=((50_000, 100_000), (150_000, 0))):
         for rank, (compute_us, waited_us) in enumerate(times):
             told = tuple(record(step, compute_us, waited_us, steps.step) for step in steps)
-            self.leader.take(rank, RankTold(told, None, is_last=is_last))
+            self.leader.take(rank, RankReport(told, None, is_last=is_last))
         self.leader.work()
 
 
@@ -313,7 +312,7 @@ def test_nothing_is_heard_while_a_graph_is_captured():
     for watch.captures in (lambda: True, lambda: False):
         log.guard(log.enter, Phase.CHECKPOINT)
         log.guard(log.leave)
-        numbers.append(len(log.heard))
+        numbers.append(len(log.noted))
     watch.close()
 
     assert numbers == [1, 3]  # the first is where the log begins

@@ -8,12 +8,10 @@ import torch
 from torch import nn
 
 from evenstep._diagnosis import Phase
-from evenstep.watch._call_sites import site_of
 from evenstep.watch._courier import RankEnds
-from evenstep.watch._recorder import StepRecorder
-from evenstep.watch._step_log import StepLog
+from evenstep.watch._recorder import StepLog, StepRecorder
 from evenstep.watch._watch import Watch
-from evenstep.watch._watched_run import CallSite
+from evenstep.watch._watched_run import CallSite, site_of
 
 
 class HandClock:

@@ -6,10 +6,18 @@ import pytest
 
 from evenstep._diagnosis import HostClues, Phase, StepClues
 from evenstep.watch._courier import Courier, ends_of
-from evenstep.watch._mail import RankHello, RankReader, RankSender
-from evenstep.watch._merge import RankMerger
 from evenstep.watch._start_watch import WatchSettings
-from evenstep.watch._step_records import RankTold, StepRecord, grouped, joined, unpacked
+from evenstep.watch._step_records import (
+    RankHello,
+    RankMerger,
+    RankReader,
+    RankReport,
+    RankSender,
+    StepRecord,
+    grouped,
+    joined,
+    unpacked,
+)
 
 
 def record(step, num_steps=1, us=1000, size=7):
@@ -43,10 +51,10 @@ class DictStore:
 def test_what_is_told_survives_the_way():
     """All of it comes back from bytes, and a step takes less than 100 of them."""
     host = HostClues(9, 1.0, 0.5, 0.25, 0.125, major_faults=3, alloc_retries=2)
-    told = RankTold(tuple(record(step) for step in range(9)), host, is_last=True)
+    told = RankReport(tuple(record(step) for step in range(9)), host, is_last=True)
 
     assert unpacked(told.packed()) == told
-    assert unpacked(RankTold((), None).packed()) == RankTold((), None)
+    assert unpacked(RankReport((), None).packed()) == RankReport((), None)
     assert len(told.packed()) < 9 * 100
 
 
@@ -54,10 +62,12 @@ def test_times_past_an_hour_do_not_break_the_form():
     """A step of two hours, as after a suspend, is told as the most that can be."""
     long = record(0, us=7_200_000_000)
 
-    assert max(unpacked(RankTold((long,), None).packed()).records[0].spent_us) == 2**32 - 1
+    assert max(unpacked(RankReport((long,), None).packed()).records[0].spent_us) == 2**32 - 1
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x07" * 60, RankTold((record(1),), None).packed()[:-1]])
+@pytest.mark.parametrize(
+    "damage", [b"", b"\x07" * 60, RankReport((record(1),), None).packed()[:-1]]
+)
 def test_other_bytes_are_refused(damage):
     """A key of another version, or one that was cut, is an error and no record."""
     with pytest.raises(ValueError, match="bytes"):
@@ -126,8 +136,8 @@ def test_mail_comes_in_order_and_leaves_nothing():
     reader = RankReader(store, range(1, 3))
     for sender in senders:
         sender.hello(RankHello("node", "cpu"))
-        sender.send(RankTold((record(0),), None))
-    senders[0].send(RankTold((record(1),), None))
+        sender.send(RankReport((record(0),), None))
+    senders[0].send(RankReport((record(1),), None))
 
     assert list(reader.hellos()) == [(1, RankHello("node", "cpu")), (2, RankHello("node", "cpu"))]
     assert [(rank, told.records[0].step) for rank, told in reader.read()] == [
@@ -144,7 +154,7 @@ def test_a_store_that_is_not_read_does_not_grow():
     store = DictStore()
     sender, reader = RankSender(store, 1), RankReader(store, range(1, 2))
     for step in range(100):
-        sender.send(RankTold((record(step),), None))
+        sender.send(RankReport((record(step),), None))
 
     steps = [told.records[0].step for _, told in reader.read()]
 

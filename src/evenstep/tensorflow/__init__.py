@@ -8,9 +8,9 @@ except ModuleNotFoundError as error:
     message = f"`evenstep.tensorflow` needs TensorFlow: `{install_line('tensorflow')}`."
     raise ImportError(message) from error
 
-from .._planner import Bounds as Bounds
-from ._strategy_balancer import Balancer as Balancer
-from ._watching import Runtime as Runtime
+from .._planner import Bounds
+from ._keras_session import Runtime
+from ._strategy_balancer import Balancer
 
 __all__ = ["Balancer", "Bounds", "Runtime"]
 del _tensorflow

@@ -12,7 +12,7 @@ import tensorflow as tf
 from .._planner import Bounds
 from .._warning import warn
 from ..exceptions import invalid
-from ._weaving import weave
+from ._training_steps import weave
 
 _OF_REDUCTION = {"mean": ("sum_over_batch_size", "mean"), "sum": ("sum", "none", None)}
 

@@ -17,17 +17,13 @@ from .._run._estimates import Estimates
 from .._run._runtime import checked_policy, checked_reduction
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
-from ._arrays_in_fit import Fit
-from ._dataset import Batches, distributed
-from ._fit import FitByWorkers
-from ._kept_state import Kept, StateInCheckpoint
+from ._dataset import Batches, Kept, StateInCheckpoint, distributed
+from ._fit import Fit, FitByWorkers
 from ._keras_checks import check_model, check_optimizer, checked_bounds, checked_size
-from ._keras_session import KerasRunSettings, KerasSession
+from ._keras_session import KerasRunSettings, KerasSession, Runtime
 from ._source import source_of
 from ._strategy_workers import workers_of
-from ._training_steps import TrainingSteps
-from ._watching import Runtime
-from ._weaving import weave_into_model, weave_into_optimizer
+from ._training_steps import TrainingSteps, weave_into_model, weave_into_optimizer
 
 
 class Balancer:

@@ -14,21 +14,21 @@ import torch.distributed as dist
 from torch.compiler import is_dynamo_compiling
 
 from .._private_torch import default_store
-from ._call_sites import MadeLoader
 from ._courier import ends_of
-from ._fsdp_patches import patch_fsdp
+from ._recorder import StepLog
 from ._start_watch import ALONE, SEEN, WatchSettings
-from ._step_log import StepLog
 from ._torch_patches import (
     Patches,
     WhenLoaded,
     patch_collectives,
     patch_compiled,
     patch_ddp,
+    patch_fsdp,
     patch_loaders,
     patch_saving,
 )
 from ._watch import Watch
+from ._watched_run import MadeLoader
 
 
 @final
@@ -53,7 +53,7 @@ class Attachment:
         self._loaders = loaders
         self.watch: Watch | None = None
         self._num_groups = 0
-        patches = Patches(self._current, self._hearing, when_loaded)
+        patches = Patches(self._current, self._current_log, when_loaded)
         for patch in (
             patch_collectives,
             patch_ddp,
@@ -89,7 +89,7 @@ class Attachment:
         watch = self.watch
         return None if watch is None or not watch.is_on else watch
 
-    def _hearing(self) -> StepLog | None:
+    def _current_log(self) -> StepLog | None:
         if is_dynamo_compiling():  # first here too
             return None
         if (watch := self.watch) is None or (log := watch.log) is None:

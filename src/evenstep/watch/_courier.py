@@ -13,9 +13,16 @@ from typing import NamedTuple, Protocol, final
 from .._run._host_reader import HostReader
 from ._advice_text import advice_notes
 from ._leader import WatchLeader
-from ._mail import MailStore, RankHello, RankReader, RankSender
 from ._start_watch import WatchSettings
-from ._step_records import RankTold, StepRecord, grouped
+from ._step_records import (
+    MailStore,
+    RankHello,
+    RankReader,
+    RankReport,
+    RankSender,
+    StepRecord,
+    grouped,
+)
 from ._watched_run import CallSite
 
 _LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 10.0  # between two tellings
@@ -161,24 +168,24 @@ class Courier:
             self._group_size *= 2
         done, self._left = grouped([*self._left, *new], self._group_size)
         while len(done) > _MOST_RECORDS:
-            self._hand_over(RankTold(tuple(done[:_MOST_RECORDS]), None))
+            self._hand_over(RankReport(tuple(done[:_MOST_RECORDS]), None))
             done = done[_MOST_RECORDS:]
         host = self._host.read(self._steps.step)
-        self._hand_over(RankTold(tuple(done), host, is_last=is_last))
+        self._hand_over(RankReport(tuple(done), host, is_last=is_last))
         self._listen()
 
-    def _hand_over(self, told: RankTold) -> None:
+    def _hand_over(self, report: RankReport) -> None:
         if self._sender is not None:
-            self._sender.send(told)
+            self._sender.send(report)
         if self._leader is not None:
-            self._leader.take(self._rank, told)
+            self._leader.take(self._rank, report)
 
     def _listen(self) -> None:
         if self._leader is not None and self._reader is not None:
             for rank, hello in self._reader.hellos():
                 self._leader.meet(rank, hello)
-            for rank, told in self._reader.read():
-                self._leader.take(rank, told)
+            for rank, report in self._reader.read():
+                self._leader.take(rank, report)
             self._leader.work()
 
 

@@ -1,8 +1,13 @@
-"""A callback that watches a plain ``fit`` on several workers, and changes nothing in it."""
+"""A callback that watches a plain ``fit`` on several workers, and changes nothing in it.
+
+Marks in the graph of a training step say when the own batch, all batches and own gradients are
+there. TensorFlow's coordination service carries what workers tell.
+"""
 
 from __future__ import annotations
 
 import atexit
+import base64
 import os
 import socket
 import sys
@@ -12,19 +17,202 @@ from time import perf_counter
 from typing import Any, final
 
 import tensorflow as tf
+from tensorflow.python.distribute import input_lib  # not public: it asks whether all have a batch
+from tensorflow.python.eager import context  # not public: it has the service
 
 from .._diagnosis import Phase
 from .._run._host_reader import GarbageClock, HostReader
 from .._valid import check_range
 from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
-from ..tensorflow._weaving import is_woven, weave
+from ..tensorflow._training_steps import after, is_woven, weave
 from ._courier import Courier, ends_of, say_off
-from ._keras_marks import KerasMarks
 from ._keras_steps import KerasSteps
-from ._mail import RankHello
-from ._service_store import ServiceStore, next_prefix
 from ._start_watch import ALONE, WatchSettings
+from ._step_records import RankHello
 from ._watched_run import CallSite
+
+_WAIT_MS = 20  # for a key that may not be there: the service has no way to ask without a wait
+
+
+@final
+class ServiceStore:
+    """A ``MailStore``: small keys, and no collective of TensorFlow's.
+
+    Args:
+        prefix: of all keys, the same on all workers.
+    """
+
+    def __init__(self, prefix: str) -> None:
+        self._service = context.context()
+        self._prefix = prefix
+        self._known: dict[str, bytes] = {}  # that ``check`` has found
+
+    def set(self, key: str, value: bytes) -> None:
+        """Write a key; the service writes none twice, so what is there is deleted first."""
+        name = self._name(key)
+        self._service.delete_config_key_value(name)
+        self._service.set_config_key_value(name, base64.b64encode(value).decode())
+
+    def check(self, keys: list[str]) -> bool:
+        """Tell whether all keys are there."""
+        return all(self._is_there(key) for key in keys)
+
+    def get(self, key: str) -> bytes:
+        """Return a key that was found to be there."""
+        return self._known[key]
+
+    def delete_key(self, key: str) -> bool:
+        """Delete a key; return whether it was there."""
+        self._service.delete_config_key_value(self._name(key))
+        return self._known.pop(key, None) is not None
+
+    def _name(self, key: str) -> str:
+        return f"{self._prefix}/{key}"
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            text = self._service.get_config_key_value(self._name(key), _WAIT_MS)
+        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+            return False
+        self._known[key] = base64.b64decode(text)
+        return True
+
+
+def next_prefix() -> str:
+    """Return a prefix that no earlier watch of this process had; all workers count alike."""
+    service = context.context()
+    number = getattr(service, "_evenstep_watches", 0)  # the service never forgets a name
+    service._evenstep_watches = number + 1
+    return f"evenstep_watch/{number}"
+
+
+_ASKS_ALL = "_calculate_replicas_with_values"
+_plain = tf.autograph.experimental.do_not_convert  # what is the user's is converted as before
+
+
+@final
+class KerasMarks:
+    """Has a model's training step call back while its graph runs; values stay as they are.
+
+    What is called in the graph is called after what it marks, and before what comes next. Tensors
+    pass through identities. The next ``fit`` traces the step anew, with the marks or without.
+
+    Args:
+        model: of Keras 3 or ``tf_keras``, compiled.
+        steps: hears of the marks.
+        guard: runs what is called back, so that no fault reaches the training.
+    """
+
+    def __init__(
+        self, model: Any, steps: KerasSteps, guard: Callable[[Callable[[], None]], None]
+    ) -> None:
+        self._model, self._steps, self._guard = model, steps, guard
+        # Keras 3's ``apply_gradients`` calls ``apply``, and so does its training step.
+        self._optimizer = model.optimizer
+        self._applies = "apply" if hasattr(self._optimizer, "apply") else "apply_gradients"
+        self._asks_all: Callable[..., Any] | None = None
+        self._began_s = 0.0
+
+    def weave(self) -> None:
+        """Put the marks there, before the step is traced."""
+        self._asks_all = getattr(input_lib, _ASKS_ALL)
+        weave(self._model, "train_step", self._train_step)
+        weave(self._optimizer, self._applies, self._apply)
+        self._model.train_function = None
+        setattr(input_lib, _ASKS_ALL, self._ask_all)
+
+    def weave_call(self) -> None:
+        """Mark the begin and the end of a step, around what Keras calls for one."""
+        weave(self._model, "train_function", self._call)
+
+    def unweave(self) -> None:
+        """Leave everything as it was."""
+        for part, name in ((self._model, "train_step"), (self._optimizer, self._applies)):
+            vars(part).pop(name, None)
+        self._model.train_function = None
+        if self._asks_all is not None and getattr(input_lib, _ASKS_ALL) == self._ask_all:
+            setattr(input_lib, _ASKS_ALL, self._asks_all)
+
+    def _call(self, method: Callable[..., Any], *args: Any) -> Any:
+        self._guard(self._steps.begin)
+        is_whole = False
+        try:
+            result = method(*args)
+            is_whole = True
+            return result
+        finally:
+            self._guard(lambda: self._steps.end(is_whole=is_whole))
+
+    def _train_step(self, method: Callable[..., Any], data: Any) -> Any:
+        given = self._batch_there(data)
+        logs = method(given)
+        self._traced()
+        return logs
+
+    def _apply(self, method: Callable[..., Any], gradients: Any, *args: Any, **kwargs: Any) -> Any:
+        given = self._gradients_done(gradients)
+        return method(given, *args, **kwargs)
+
+    @_plain  # type: ignore[untyped-decorator]
+    def _ask_all(self, strategy: Any, input_workers: Any, optionals: Any) -> Any:
+        assert self._asks_all is not None
+        fetched: list[Any] = []
+        self._guard(lambda: fetched.append(self._fetched(optionals)))
+        with tf.control_dependencies([] if tf.executing_eagerly() else fetched):
+            return self._asks_all(strategy, input_workers, optionals)
+
+    def _fetched(self, optionals: Any) -> Any:
+        there = [optional.has_value() for each in optionals for optional in each]
+        return after(there, lambda: self._guard(self._steps.fetched))[0]
+
+    @_plain  # type: ignore[untyped-decorator]
+    def _batch_there(self, data: Any) -> Any:
+        self._began_s = perf_counter()
+        given = [data]
+        self._guard(lambda: given.append(self._marked(data)))
+        return given[-1]
+
+    def _marked(self, data: Any) -> Any:
+        """Return a batch as it is, once its size was told."""
+        inputs = data[0] if isinstance(data, tuple) and data else data
+        tensors = [part for part in tf.nest.flatten(inputs) if isinstance(part, tf.Tensor)]
+        if not tensors:
+            return after(data, lambda: self._guard(lambda: self._steps.batch_there(0, 0)))
+        best = max(tensors, key=_tells_size)
+        sizes = tf.stack([tf.shape(best, tf.int64)[0], tf.size(best, tf.int64)])
+
+        def sized(sizes: Any) -> None:
+            self._guard(lambda: self._steps.batch_there(*map(int, sizes)))
+
+        return after(data, sized, sizes)
+
+    @_plain  # type: ignore[untyped-decorator]
+    def _gradients_done(self, gradients: Any) -> Any:
+        listed = list(gradients)
+        given = [listed]
+        self._guard(lambda: given.append(self._done(listed)))
+        return given[-1]
+
+    def _done(self, listed: list[Any]) -> list[Any]:
+        def heard() -> None:
+            self._guard(self._steps.gradients_done)
+
+        if self._applies == "apply":
+            return list(after(listed, heard))
+        gradients = after([gradient for gradient, _ in listed], heard)
+        return [(gradient, each[1]) for gradient, each in zip(gradients, listed, strict=True)]
+
+    @_plain  # type: ignore[untyped-decorator]
+    def _traced(self) -> None:
+        """Count what was spent in Python on the step: it runs only while a graph is made."""
+        if not tf.executing_eagerly():
+            self._steps.compile_s += perf_counter() - self._began_s
+
+
+def _tells_size(tensor: Any) -> tuple[bool, int]:
+    """Tokens come first: integers with a dimension of their own; else the most dimensions."""
+    return tensor.dtype.is_integer and (tensor.shape.rank or 0) > 1, tensor.shape.rank or 0
+
 
 _END_S = 5.0  # for which the end of a ``fit`` waits at most, whatever the service does
 _SAVING = ("save", "save_weights")

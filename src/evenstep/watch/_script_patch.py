@@ -10,8 +10,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import final
 
-from ._script_flow import bindings_of
-from ._script_names import Binding, Script, dotted, targets
+from ._script_flow import Binding, Script, bindings_of, dotted, targets
 
 _IMPORT = "from evenstep.torch import Balancer"
 _HARMLESS = ("dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers")

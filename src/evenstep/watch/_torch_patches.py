@@ -1,9 +1,4 @@
-"""What is put in the place of functions of torch, so that a watch hears of them.
-
-Classes are changed, and no object of the user's: none gets a hook, and whatever is copied or
-pickled is as it would be. What is put there calls what was there, and returns what it returns. In
-a compiler it is nothing else, so that graphs and their breaks stay the same.
-"""
+"""What is put in the place of functions of torch, so that a watch hears of them; FSDP included."""
 
 from __future__ import annotations
 
@@ -22,18 +17,27 @@ from torch.utils.data import DataLoader
 from .._diagnosis import Phase
 from .._private_torch import (
     EVAL_FRAME,
+    FSDP2_GATHER,
+    FSDP2_GROUP,
+    FSDP2_INIT,
+    FSDP2_POST_FORWARD,
+    FSDP2_ROOT_PRE_FORWARD,
+    FSDP2_STATE,
+    FSDP2_WAITS,
     SYNC_BUFFERS,
+    fsdp2_device,
+    fsdp2_is_root,
     loader_iterators,
     original_of,
 )
-from ._call_sites import frames_from
-from ._step_log import StepLog
+from ._recorder import StepLog
 from ._watch import Watch
+from ._watched_run import frames_from
 
 Current = Callable[[], Watch | None]
 """Returns the watch on this process; None while there is none, and inside of a compiler."""
 
-Hearing = Callable[[], StepLog | None]
+CurrentLog = Callable[[], StepLog | None]
 """Returns what hears of this thread; None where nothing does, and inside of a compiler."""
 
 
@@ -50,17 +54,17 @@ class Patches:
 
     Args:
         current: returns the watch on this process.
-        hearing: returns what hears of this thread.
+        current_log: returns what hears of this thread.
         when_loaded: has a call made when a module is loaded.
     """
 
-    def __init__(self, current: Current, hearing: Hearing, when_loaded: WhenLoaded) -> None:
-        self.current, self.hearing, self.when_loaded = current, hearing, when_loaded
+    def __init__(self, current: Current, current_log: CurrentLog, when_loaded: WhenLoaded) -> None:
+        self.current, self.current_log, self.when_loaded = current, current_log, when_loaded
 
-    def put(self, owner: Any, name: str, make: Callable[[Any, Hearing], Any]) -> None:
-        """Put ``make(before, hearing)`` in the place of what ``owner`` calls ``name``."""
+    def put(self, owner: Any, name: str, make: Callable[[Any, CurrentLog], Any]) -> None:
+        """Put ``make(before, current_log)`` in the place of what ``owner`` calls ``name``."""
         before = getattr(owner, name)
-        setattr(owner, name, wraps(before)(make(before, self.hearing)))
+        setattr(owner, name, wraps(before)(make(before, self.current_log)))
 
     def put_maker(self, owner: Any, name: str, make: Callable[[Any, Current], Any]) -> None:
         """Put ``make(before, current)`` there, of what makes a model."""
@@ -91,11 +95,11 @@ def patch_ddp(patches: Patches) -> None:
     patches.put(DistributedDataParallel, SYNC_BUFFERS, meeting)
 
 
-def watched_forward(before: Any, hearing: Hearing) -> Any:
+def watched_forward(before: Any, current_log: CurrentLog) -> Any:
     """Return a forward that is heard of."""
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
-        if (log := hearing()) is None:
+        if (log := current_log()) is None:
             return before(self, *inputs, **kwargs)
         log.guard(log.forward_begins, self, (inputs, kwargs) if kwargs else inputs)
         output = before(self, *inputs, **kwargs)
@@ -111,8 +115,8 @@ def patch_compiled(patches: Patches) -> None:
     DDP's own forward is in the graph then, where nothing of ours may be.
     """
 
-    def called(before: Any, hearing: Hearing) -> Any:
-        heard = watched_forward(before, hearing)
+    def called(before: Any, current_log: CurrentLog) -> Any:
+        heard = watched_forward(before, current_log)
 
         def __call__(self: Any, *inputs: Any, **kwargs: Any) -> Any:
             is_ddp = isinstance(original_of(self), DistributedDataParallel)
@@ -125,11 +129,11 @@ def patch_compiled(patches: Patches) -> None:
     )
 
 
-def meeting(before: Any, hearing: Hearing) -> Any:
+def meeting(before: Any, current_log: CurrentLog) -> Any:
     """Return a method in which others are waited for."""
 
     def met(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if (log := hearing()) is None or log.meets:
+        if (log := current_log()) is None or log.meets:
             return before(self, *args, **kwargs)
         log.meets, begin = True, log.clock.mark()
         try:
@@ -155,9 +159,9 @@ def patch_loaders(patches: Patches) -> None:
     all have the same steps.
     """
 
-    def opened(before: Any, hearing: Hearing) -> Any:
+    def opened(before: Any, current_log: CurrentLog) -> Any:
         def __iter__(self: Any) -> Any:
-            if (log := hearing()) is None:
+            if (log := current_log()) is None:
                 return before(self)
             log.guard(log.input_begins)
             try:
@@ -167,9 +171,9 @@ def patch_loaders(patches: Patches) -> None:
 
         return __iter__
 
-    def read(before: Any, hearing: Hearing) -> Any:
+    def read(before: Any, current_log: CurrentLog) -> Any:
         def __next__(self: Any) -> Any:
-            if (log := hearing()) is None:
+            if (log := current_log()) is None:
                 return before(self)
             log.guard(log.input_begins)
             is_there = False
@@ -193,13 +197,13 @@ def patch_loaders(patches: Patches) -> None:
     )
 
 
-def _dispatched(before: Any, hearing: Hearing) -> Any:
+def _dispatched(before: Any, current_log: CurrentLog) -> Any:
     """Return a generator that hands out batches, wherever they were read."""
 
     def __iter__(self: Any) -> Any:
         batches = before(self)
         while True:
-            if (log := hearing()) is not None:
+            if (log := current_log()) is not None:
                 log.guard(log.input_begins)
             is_there = False
             try:
@@ -218,9 +222,9 @@ def _dispatched(before: Any, hearing: Hearing) -> Any:
 def patch_saving(patches: Patches) -> None:
     """Have it heard of when something is saved."""
 
-    def timed(before: Any, hearing: Hearing) -> Any:
+    def timed(before: Any, current_log: CurrentLog) -> Any:
         def saved(*args: Any, **kwargs: Any) -> Any:
-            if (log := hearing()) is None:
+            if (log := current_log()) is None:
                 return before(*args, **kwargs)
             log.guard(log.enter, Phase.CHECKPOINT)
             try:
@@ -258,3 +262,80 @@ def _put_wherever_imported(heard_of: dict[int, Any]) -> None:
             for name, value in tuple(names.items()):
                 if (after := heard_of.get(id(value))) is not None:
                     names[name] = after
+
+
+FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
+
+
+def patch_fsdp(patches: Patches) -> None:
+    """Have sharded models heard of, once what they are made by is loaded."""
+
+    def fsdp2(module: Any) -> None:
+        patches.put_maker(module.FSDPState, FSDP2_INIT, _made)
+        patches.put(module.FSDPState, FSDP2_ROOT_PRE_FORWARD, _entered)
+        patches.put(module.FSDPState, FSDP2_POST_FORWARD, _left)
+
+    def fsdp1(module: Any) -> None:
+        patches.put_maker(module.FullyShardedDataParallel, "__init__", _made_fsdp1)
+        patches.put(module.FullyShardedDataParallel, "forward", watched_forward)
+
+    def waits(module: Any) -> None:
+        patches.put(module.FSDPParamGroup, FSDP2_GATHER, _gathering)
+        for name in FSDP2_WAITS:
+            patches.put(module.FSDPParamGroup, name, meeting)
+
+    patches.when_loaded(FSDP2_STATE, fsdp2)
+    patches.when_loaded(FSDP2_GROUP, waits)
+    patches.when_loaded(FSDP1, fsdp1)
+
+
+def _gathering(before: Any, current_log: CurrentLog) -> Any:
+    """Return a method that waits on a CPU alone."""
+    waiting = meeting(before, current_log)
+
+    def unshard(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return (waiting if self.device.type == "cpu" else before)(self, *args, **kwargs)
+
+    return unshard
+
+
+def _made(before: Any, current: Current) -> Any:
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        if (watch := current()) is not None:
+            watch.model_made("FSDP2", "fully_shard", fsdp2_device(self), frames_from(1))
+
+    return init
+
+
+def _entered(before: Any, current_log: CurrentLog) -> Any:
+    def root_pre_forward(self: Any, module: Any, args: Any, kwargs: Any) -> Any:
+        log, was_root = current_log(), fsdp2_is_root(self)
+        result = before(self, module, args, kwargs)
+        if log is not None and not was_root and fsdp2_is_root(self):
+            log.guard(log.forward_begins, module, (args, kwargs) if kwargs else args)
+        return result
+
+    return root_pre_forward
+
+
+def _left(before: Any, current_log: CurrentLog) -> Any:
+    def post_forward(self: Any, module: Any, inputs: Any, output: Any) -> Any:
+        log, was_root = current_log(), fsdp2_is_root(self)
+        result = before(self, module, inputs, output)
+        if log is not None and was_root and not fsdp2_is_root(self):
+            log.guard(log.forward_ends, result)
+        return result
+
+    return post_forward
+
+
+def _made_fsdp1(before: Any, current: Current) -> Any:
+    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
+        before(self, *args, **kwargs)
+        if (watch := current()) is not None:
+            name = "FullyShardedDataParallel"
+            watch.model_made("FSDP1", name, device_of(self), frames_from(1))
+            watch.mixes()
+
+    return __init__

@@ -18,12 +18,10 @@ from .._run._host_reader import GarbageClock, HostReader
 from ..torch._memory_reader import alloc_retries
 from ..torch._step._clock import clock_of
 from ..torch._step._compile_watch import CompileClock
-from ._call_sites import Frames, MadeLoader, site_of
 from ._courier import Courier, RankEnds, say_off
-from ._mail import RankHello
-from ._recorder import StepRecorder
-from ._step_log import StepLog
-from ._watched_run import CallSite
+from ._recorder import StepLog, StepRecorder
+from ._step_records import RankHello
+from ._watched_run import CallSite, Frames, MadeLoader, site_of
 
 _P = ParamSpec("_P")
 

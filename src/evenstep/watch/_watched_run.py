@@ -1,8 +1,13 @@
-"""What a watch knows at the end: what advice is given on."""
+"""What a watch knows at the end, such as where a script made its model: what advice is given on."""
 
 from __future__ import annotations
 
+import sys
+import sysconfig
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias
 
 from .._diagnosis import Diagnosis
 from .._types import IntArray
@@ -58,3 +63,50 @@ class WatchedRun:
     num_samples: IntArray
     size: IntArray
     diagnosis: Diagnosis | None
+
+
+Frames = Sequence[tuple[str, int]]
+MadeLoader: TypeAlias = tuple[Callable[[], Any], int, Frames]
+"""What returns a loader while it is there, its data set's id, and the frames that made it."""
+_MOST = 64
+_OURS = Path(__file__).parent.as_posix() + "/"
+_STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
+
+
+def frames_from(depth: int) -> Frames:
+    """Return files and lines of the frames from ``depth`` above the caller on, innermost first."""
+    frame = sys._getframe(depth + 1)
+    found: list[tuple[str, int]] = []
+    while frame is not None and len(found) < _MOST:
+        found.append((frame.f_code.co_filename, frame.f_lineno))
+        frame = frame.f_back  # type: ignore[assignment]
+    return found
+
+
+def site_of(made: str, frames: Frames) -> CallSite:
+    """Return where something was made.
+
+    Args:
+        made: what.
+        frames: files and lines on the way there, innermost first. Those of torch, of Python and of
+            this package are passed over.
+    """
+    library = ""
+    for file, line in frames:
+        path = file.replace("\\", "/")
+        package = _package_of(path)
+        if package is None:
+            return CallSite(made, file, line, library)
+        if package not in ("", "torch", "evenstep") and not library:
+            library = package
+    return CallSite(made, "", 0, library)
+
+
+def _package_of(path: str) -> str | None:
+    """Return which installed package a file is of, empty for Python's own; None for the user's."""
+    for folder in ("/site-packages/", "/dist-packages/"):
+        if folder in path:
+            return path.rpartition(folder)[2].partition("/")[0].removesuffix(".py")
+    if path.startswith(_OURS):
+        return "evenstep"
+    return "" if path.startswith(("<frozen", _STDLIB)) else None
