@@ -12,9 +12,8 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from evenstep.huggingface import balance
 from evenstep.huggingface._checks import check_accelerator
-from evenstep.huggingface._pieces import pieces_of
-from evenstep.huggingface._portions import masked, portions
-from evenstep.huggingface._stock import FirstOf, Stock
+from evenstep.huggingface._portions import masked, pieces_of, portions
+from evenstep.huggingface._training_data import FirstOf, Stock
 
 from .lengths import packing, rows
 

@@ -4,7 +4,7 @@ Needs the extra ``huggingface``. Importing it imports neither of the two: it wor
 the objects that are given to it.
 """
 
-from ._accelerate import balance as balance
-from ._trainer import BalancedMixin as BalancedMixin
+from ._accelerate import balance
+from ._trainer import BalancedMixin
 
 __all__ = ["BalancedMixin", "balance"]

@@ -1,9 +1,10 @@
-"""What the loss of a `Trainer` divides by: found out once, on the first batch."""
+"""What the loss of a `Trainer` divides by, found out once, and so what each forward weighs."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -11,13 +12,13 @@ import torch
 
 from .._warning import warn
 from ..exceptions import invalid
+from ..torch._data._step import Step
 from ..torch._model._units import shifting
 from ._gathering_loss import LossCalls
-from ._pieces import pieces_of
+from ._portions import IGNORED, pieces_of
 
 Divisor = Literal["items", "labels", "shifted labels", "samples"]
 
-_IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
 _OWN: tuple[Divisor, ...] = ("labels", "shifted labels", "samples")
 _ROUNDING = 1e-6  # of losses, relative; less than that tells nothing
 _SAME = 1e-4
@@ -52,7 +53,7 @@ def count(batch: Any, num_samples: int, divisor: Divisor) -> int | None:
         return None
     if divisor == "shifted labels" and "shift_labels" not in fields:
         labels = labels[..., 1:]
-    return int((labels != _IGNORED).sum())
+    return int((labels != IGNORED).sum())
 
 
 def divisor_of(
@@ -191,3 +192,66 @@ def _tolerance(trainer: Any) -> float:
     is_short = trainer.args.bf16 or trainer.args.fp16
     kinds = {parameter.dtype for parameter in trainer.model.parameters()}
     return 2e-2 if is_short or kinds & {torch.bfloat16, torch.float16} else _SAME
+
+
+def weights_of(trainer: Any, step: Step, divisor: Divisor) -> list[Any]:
+    """Return what the loss of each of this rank's forwards, divided by its own, is multiplied by.
+
+    That is its share of what the step has over all ranks, times their number: DDP divides by it.
+    A forward with nothing in it weighs the number 0, as its mean is no number. Collective.
+    """
+    parts, accelerator = step.micro_batches, trainer.accelerator
+    own = [
+        (count(part.batch, part.num_samples, divisor) or 0) if part.num_samples else 0
+        for part in parts
+    ]
+    total: Any = step.global_num_samples / accelerator.num_processes
+    if divisor != "samples":
+        device = trainer.args.device
+        dtype = torch.float32 if device.type == "mps" else torch.float64
+        total = accelerator.reduce(torch.tensor(sum(own), device=device, dtype=dtype), "mean")
+    return [each / total if each else 0 for each in own]
+
+
+@contextmanager
+def weighted(trainer: Any, weight: Any) -> Iterator[None]:
+    """Have the loss of a forward in the block multiplied, whatever computes it.
+
+    On the object alone: a class below may compute a loss of its own.
+
+    Args:
+        trainer: computes it.
+        weight: None leaves the loss as it is.
+
+    Raises:
+        ValueError: it was not computed by ``compute_loss``, of which alone the weight is known.
+    """
+    before = vars(trainer).get("compute_loss")
+    compute = trainer.compute_loss
+    is_computed = False
+
+    def compute_loss(*args: Any, **kwargs: Any) -> Any:
+        nonlocal is_computed
+        is_computed = True
+        found = compute(*args, **kwargs)
+        if weight is None:
+            return found
+        loss, *more = found if isinstance(found, tuple) else (found,)
+        loss = loss * torch.as_tensor(weight, dtype=loss.dtype, device=loss.device)
+        return (loss, *more) if more else loss
+
+    trainer.compute_loss = compute_loss
+    try:
+        yield
+    finally:
+        if before is None:
+            del trainer.compute_loss
+        else:
+            trainer.compute_loss = before
+    if not is_computed:
+        raise invalid(
+            f"{type(trainer).__name__}.training_step(...)",
+            "get its loss from `self.compute_loss`, where it is weighted",
+            "one that has another",
+            "Move what computes the loss into `compute_loss`.",
+        )

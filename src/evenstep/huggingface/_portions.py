@@ -1,4 +1,4 @@
-"""What `Trainer` takes for one batch: none, one or several of this rank's forwards."""
+"""What `Trainer` takes for one batch: none, one or several forwards, cut between samples."""
 
 from __future__ import annotations
 
@@ -6,15 +6,118 @@ from collections.abc import Iterator, Mapping, MutableMapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, final
 
 import torch
 
 from ..exceptions import invalid
 from ..torch._data._step import Step
-from ._pieces import pieces_of
 
-_IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
+
+@final
+class RowPieces:
+    """A batch with a row for each sample, in its tensors and lists and in mappings of such.
+
+    Attributes:
+        num: of its pieces.
+        num_samples: in them; None where samples are no pieces.
+    """
+
+    def __init__(self, batch: Any, num_samples: int) -> None:
+        self._batch = batch
+        self.num = num_samples
+        self.num_samples: int | None = num_samples
+
+    def cut(self, first: int, end: int) -> Any:
+        """Return a batch of some pieces, from ``first`` to before ``end``."""
+        return self._cut(self._batch, first, end)
+
+    def _cut(self, value: Any, first: int, end: int) -> Any:
+        if isinstance(value, Mapping):  # made anew as `Trainer` does to move it
+            cut = {name: self._cut(each, first, end) for name, each in value.items()}
+            return type(value)(cut)  # type: ignore[call-arg]
+        return value if _is_for_all(value) else value[first:end]
+
+
+@final
+class SequencePieces:
+    """A batch of one row, ``(1, length)``, in which sequences lie one behind the other.
+
+    Their positions begin anew. A collator of already packed samples, as TRL's, lays several
+    sequences of each sample into the row.
+
+    Attributes:
+        num: of its sequences.
+        num_samples: in them; None where a sample has several.
+    """
+
+    def __init__(self, batch: Any, num_samples: int) -> None:
+        positions = batch["position_ids"][0]
+        begins = (positions[1:] != positions[:-1] + 1).nonzero().flatten() + 1
+        self._batch = batch
+        self._length = len(positions)
+        self._ends = [0, *begins.tolist(), self._length]
+        self.num = len(self._ends) - 1
+        self.num_samples = num_samples if num_samples == self.num else None
+
+    def cut(self, first: int, end: int) -> dict[str, Any]:
+        """Return a batch of some sequences, from ``first`` to before ``end``."""
+        begin, stop = self._ends[first], self._ends[end]
+        found = {name: self._of(value, begin, stop) for name, value in self._batch.items()}
+        if "seq_idx" in found:  # numbers of the sequences
+            found["seq_idx"] = found["seq_idx"] - found["seq_idx"][0, 0]
+        return found
+
+    def _of(self, value: Any, begin: int, stop: int) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        if value.shape[:2] == (1, self._length):
+            return value[:, begin:stop]
+        if value.ndim == 1 and len(value) > 1 and value[0] == 0 and value[-1] == self._length:
+            return value[(value >= begin) & (value <= stop)] - begin  # where sequences end
+        return value
+
+
+def pieces_of(batch: Any, num_samples: int) -> RowPieces | SequencePieces | None:
+    """Return a batch as pieces, two at least; None if it cannot be cut.
+
+    Args:
+        batch: as a collator made it.
+        num_samples: in it.
+    """
+    if not isinstance(batch, Mapping):
+        return None
+    parts = [part for part in _parts(batch) if not _is_for_all(part)]
+    if num_samples > 1 and parts and all(_has_rows(part, num_samples) for part in parts):
+        return RowPieces(batch, num_samples)
+    positions = batch.get("position_ids")
+    if isinstance(positions, torch.Tensor) and positions.ndim == 2 and len(positions) == 1:
+        packed = SequencePieces(batch, num_samples)
+        return packed if packed.num > 1 else None
+    return None
+
+
+def _parts(value: Any) -> Iterator[Any]:
+    """Yield what a batch holds, in mappings within it too."""
+    if isinstance(value, Mapping):
+        for each in value.values():
+            yield from _parts(each)
+    else:
+        yield value
+
+
+def _is_for_all(part: Any) -> bool:
+    """Tell whether a part is a single value, which stays as it is in every piece."""
+    return part is None or isinstance(part, str | int | float) or getattr(part, "shape", None) == ()
+
+
+def _has_rows(part: Any, num_samples: int) -> bool:
+    """Tell whether a part is an array or a list with a row for each sample."""
+    is_some = isinstance(part, list | tuple) or hasattr(part, "shape")
+    return is_some and len(part) == num_samples
+
+
+IGNORED = -100  # what every Hugging Face loss leaves out, and `num_items_in_batch` as well
 _MASK = "attention_mask"
 _LABELS = ("labels", "shift_labels")
 
@@ -176,7 +279,7 @@ def _without_targets(given: Any) -> Any:
     for name in _LABELS:
         labels = batch.get(name)
         if isinstance(labels, torch.Tensor) and not labels.is_floating_point():
-            batch[name] = torch.full_like(labels, _IGNORED)
+            batch[name] = torch.full_like(labels, IGNORED)
     return batch
 
 

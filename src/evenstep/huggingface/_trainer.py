@@ -14,14 +14,12 @@ from ..exceptions import invalid
 from ..torch import Balancer
 from ..torch._data._step import Step
 from ..torch._exchange._environment import is_off
+from ._accelerate import gathers_rows
 from ._checks import check_accelerator, check_batches, check_model
-from ._gathered_rows import gathers_rows
 from ._gathering_loss import meet_before_forwards, meets, num_missing, without_gradient
-from ._normalised import Divisor, divisor_of
+from ._normalised import Divisor, divisor_of, weighted, weights_of
 from ._portions import BELOW, Portion, masked, portions, with_own_targets
-from ._stock import Stock
-from ._training_data import TrainingData
-from ._weighing import weighted, weights_of
+from ._training_data import Stock, TrainingData
 
 _Trainer: Any = object  # stands for `transformers.Trainer`, which is not imported
 
