@@ -1,16 +1,171 @@
-"""One callback: Lightning's own loop, on global batches shared out by the ranks' speeds."""
+"""One callback: Lightning's own loop, on global batches shared out by the ranks' speeds.
+
+It hands Lightning a balanced training loader and a balanced model, at the place where Lightning is.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, final
 
+from torch.utils.data import DataLoader, IterableDataset
+
+from ..exceptions import invalid
 from ..torch import Balancer
 from ..torch._exchange._environment import is_off
-from ._balanced_fit import BalancedFit
-from ._fit_loader import drop_positions
-from ._library import callback_base
+from ..torch._fabric import with_own_sampler
+from ._library import callback_base, take_up_position, weigh_batch
 from ._logged_means import LoggedMeans
-from ._trainer_checks import check_options, check_trainer
+from ._trainer_checks import check_ddp, check_options, check_trainer
+
+_IS_OVER = "epoch_is_over"
+
+
+@final
+class FitLoader:
+    """A balanced loader as Lightning's fit loop knows one.
+
+    Lightning asks for the iterator before it tells the sampler the epoch; the order is drawn with
+    the first batch. Lightning keeps the state in its own checkpoints, and loads it where an epoch
+    goes on. All else is the balanced loader's.
+
+    Args:
+        loader: balanced.
+        stock: the ``DataLoader`` behind it.
+        num_batches: returns Lightning's steps of an epoch, which may be fewer than the loader's.
+    """
+
+    def __init__(self, loader: Any, stock: Any, num_batches: Callable[[], float]) -> None:
+        self._loader = loader
+        self._stock = stock
+        self._num_batches = num_batches
+
+    def __getattr__(self, name: str) -> Any:
+        """Return what the balanced loader has under ``name``, such as ``dataset``."""
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(self._loader, name)
+
+    @property
+    def worker_init_fn(self) -> Any:
+        """What loader workers run first; Lightning sets it for ``seed_everything``."""
+        return self._stock.worker_init_fn
+
+    @worker_init_fn.setter
+    def worker_init_fn(self, function: Any) -> None:
+        self._stock.worker_init_fn = function
+
+    def __len__(self) -> int:
+        """Return the global steps of an epoch."""
+        return len(self._loader)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._loader)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return where training stands, and whether that is the end of Lightning's epoch."""
+        state = self._loader.state_dict()
+        return {**state, _IS_OVER: bool(state["steps_taken"] >= self._num_batches())}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Have the next loop go on from ``state``; with the next epoch, if Lightning's was over.
+
+        Raises:
+            ValueError: as for the balanced loader.
+        """
+        if not state.get(_IS_OVER):
+            self._loader.load_state_dict(dict(state))
+
+
+def drop_positions(checkpoint: Mapping[str, Any]) -> None:
+    """Take the positions of balanced loaders out of a checkpoint, for loaders that have none."""
+    loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+    if any(_IS_OVER in state for state in loops.get("combined_loader", ())):
+        del loops["combined_loader"]
+
+
+@final
+class BalancedFit:
+    """Hands Lightning balanced loaders where it asks its strategy for them.
+
+    Args:
+        trainer: Lightning's, of which a fit begins.
+        balancer: of this fit.
+        logged: reduces what is logged.
+        stream: as in ``Balancer.prepare``.
+    """
+
+    def __init__(self, trainer: Any, balancer: Balancer, logged: LoggedMeans, stream: Any) -> None:
+        self._trainer = trainer
+        self._balancer = balancer
+        self._logged = logged
+        self._stream = stream
+        self._training: FitLoader | None = None
+        self._shared: list[Any] = []  # loaders of validation
+        # Asked for every loader, once the sampler is Lightning's and before anything is read.
+        trainer.strategy.process_dataloader = self._prepared
+        logged.begin(trainer.strategy, trainer.lightning_module, balancer, self._count)
+
+    def prepare_model(self) -> None:
+        """Balance the model, which Lightning has put into its DDP."""
+        model = self._trainer.strategy.model
+        check_ddp(model, self._trainer.strategy)
+        self._balancer.prepare(model)
+
+    def restore_position(self) -> None:
+        """Have the loader take up the position in a checkpoint, if it has not yet.
+
+        Lightning does so as it asks for the loader. A module that reads
+        ``trainer.estimated_stepping_batches`` asks too early, before the checkpoint is read.
+        """
+        take_up_position(self._trainer)
+
+    def begin_step(self) -> None:
+        """Have a stand-in weigh nothing in the means of an epoch.
+
+        Not for a stream, of which Lightning has read the next batch already.
+        """
+        if self._stream is None and not self._balancer.num_samples:
+            weigh_batch(self._trainer, 0)
+
+    def end_step(self) -> None:
+        """Reduce what a batch of training or validation has logged."""
+        self._logged.settle()
+
+    def end(self) -> None:
+        """Leave the strategy as it was."""
+        vars(self._trainer.strategy).pop("process_dataloader", None)
+        self._logged.end()
+
+    def _count(self) -> float | None:
+        """Return how many samples the batch in hand has; unshared validation counts the same."""
+        if self._trainer.training:
+            return None
+        counts = [loader.count for loader in self._shared if loader.count is not None]
+        return counts[0] if counts else 1
+
+    def _prepared(self, loader: Any) -> Any:
+        if self._trainer.training:
+            return self._training_loader(loader)
+        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
+            return loader  # which each rank reads by itself
+        shared = self._balancer.prepare_eval(with_own_sampler(loader), lockstep="steps")
+        self._shared.append(shared)
+        return shared
+
+    def _training_loader(self, loader: Any) -> FitLoader:
+        if self._training is not None:
+            raise invalid(
+                "LightningModule.train_dataloader()",
+                "be one `DataLoader`, as a step has one global batch",
+                "several",
+                "Join the data sets, by torch's `StackDataset` or `ConcatDataset`.",
+            )
+        stock = with_own_sampler(loader) if isinstance(loader, DataLoader) else loader
+        balanced = self._balancer.prepare(stock, stream=self._stream)
+        self._training = FitLoader(balanced, stock, lambda: self._trainer.num_training_batches)
+        return self._training
+
 
 _Callback: Any = callback_base()
 
