@@ -33,7 +33,7 @@ class Shares:
         rank: this process.
         world_size: number of workers.
         num_servers: ranks after them that only sum.
-        tell_all: on rank 0, sends a message to all other workers.
+        send_all: on rank 0, sends a message to all other workers.
         lag: steps by which a plan of sizes trails its measurement.
         emit: takes every event, on rank 0.
     """
@@ -45,7 +45,7 @@ class Shares:
         rank: int,
         world_size: int,
         *,
-        tell_all: Callable[[Message], None],
+        send_all: Callable[[Message], None],
         lag: int,
         emit: Hook,
         num_servers: int = 0,
@@ -53,7 +53,7 @@ class Shares:
         self._rank = rank
         self._world_size = world_size
         self._num_servers = num_servers
-        self._tell_all = tell_all
+        self._send_all = send_all
         self._lag = lag
         self._emit = emit
         self._planner: SharePlanner | None = None
@@ -93,7 +93,7 @@ class Shares:
         """Take in a plan, or on rank 0 what a rank saw of a step."""
         match message:
             case SharesTold(plan):
-                self.hear(SharesInForce(*plan))
+                self.add(SharesInForce(*plan))
             case SharesSeen():
                 self._arrive(peer, message)
 
@@ -102,7 +102,7 @@ class Shares:
         with self._lock:
             self._answered = index
 
-    def hear(self, plan: SharesInForce) -> None:
+    def add(self, plan: SharesInForce) -> None:
         """Take in a plan."""
         with self._lock:
             self._plans.append(plan)
@@ -152,7 +152,7 @@ class Shares:
             self._give_up(self._planner, seen[0].step, error)
 
     def _show(self, planner: SharePlanner, seen: Sequence[SharesSeen]) -> None:
-        """Show the planner an exchange, and tell all ranks what it says."""
+        """Show the planner an exchange, and send all ranks what it says."""
         before, step = planner.plan, seen[0].step
         if len({one.plan_epoch for one in seen}) > 1:
             return  # a step that some rank began anew
@@ -189,10 +189,10 @@ class Shares:
         return transfers.lasting(lasted_s) if lasted_s > 0 else transfers
 
     def _announce(self, plan: SharesInForce) -> SharesInForce:
-        """Tell all ranks a plan; return it with its first step."""
+        """Send all ranks a plan; return it with its first step."""
         with self._lock:  # no step is answered meanwhile
             first_step = max(plan.first_step, self._answered + 2 + self._lag)
             plan = replace(plan, first_step=first_step)
-            self._tell_all(SharesTold(astuple(plan)))
+            self._send_all(SharesTold(astuple(plan)))
             self._plans.append(plan)
         return plan

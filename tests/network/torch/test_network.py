@@ -137,7 +137,7 @@ def shared(both, lag=0, emitted=None):
     found = []
     for rank, exchange in enumerate(both):
         emit = print if emitted is None else emitted.put
-        shares = Shares(rank, 2, tell_all=exchange.tell_workers, lag=lag, emit=emit)
+        shares = Shares(rank, 2, send_all=exchange.tell_workers, lag=lag, emit=emit)
         exchange.add(shares)
         found.append(shares)
     return found
@@ -202,9 +202,9 @@ def test_a_planner_that_fails_ends_in_plain_all_reduce(caplog):
 
 def test_a_plan_holds_from_its_first_step_on():
     """Also where several arrived before."""
-    shares = Shares(1, 2, tell_all=print, lag=0, emit=print)
+    shares = Shares(1, 2, send_all=print, lag=0, emit=print)
     for epoch, first_step in ((1, 4), (2, 7)):
-        shares.hear(SharesInForce(epoch, first_step, None, None, ""))
+        shares.add(SharesInForce(epoch, first_step, None, None, ""))
     found = [shares.at(step) for step in range(3, 9)]
 
     assert [None if plan is None else plan.epoch for plan in found] == [None, 1, 1, 1, 2, 2]

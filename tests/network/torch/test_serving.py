@@ -211,7 +211,7 @@ def shares_of(num_workers, num_servers):
     shares = Shares(
         0,
         num_workers,
-        tell_all=lambda message: None,
+        send_all=lambda message: None,
         lag=0,
         emit=lambda event: None,
         num_servers=num_servers,

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..._planner import UserMistake, blaming
 from ..._types import FloatArray
+from ..._valid import check_range
 from ...events import (
     Event,
     ExchangeMeasured,
@@ -20,7 +21,6 @@ from ...events import (
     PolicyFailed,
     SharesPlanned,
 )
-from ...exceptions import invalid
 from .._plans._aggregation import Aggregation, Links
 from .._plans._duration import check_shares, exchange_s, ring_s
 from .._plans._optimum import equal_shares
@@ -178,7 +178,7 @@ STAYS = 0.02  # gain over all-reduce below which shares in force end
 MEASURED = 1 / 3  # of the margin by which shares have to win that were tried
 NUM_OF_PROBE = 3  # exchanges of a probe: one that shows the links, and two by what it showed
 HOPELESS = 1.5  # times all-reduce: a probe that promises no better is over after one exchange
-TOLD = 0.1  # a change of some link by which part is worth an event
+REPORTED = 0.1  # a change of some link by which part is worth an event
 
 
 @final
@@ -229,9 +229,7 @@ class SharePlanner:
         *,
         margin: float = 0.15,
     ) -> None:
-        if not (np.isfinite(margin) and margin >= 0):
-            rule, remedy = "be finite and at least 0", "0.15 is 15 %."
-            raise invalid("SharePlanner(margin=...)", rule, margin, remedy)
+        check_range("SharePlanner(margin=...)", margin, "finite and at least 0", "0.15 is 15 %.")
         self._aggregation, self._margin = aggregation, margin
         self._choice = ShareChoice(policy, aggregation)
         self._trust = Trust()
@@ -240,7 +238,7 @@ class SharePlanner:
         self._server_probes = ServerProbes(aggregation)
         self._is_server_probe = False  # the last plan is in force, but for one server's part
         self._probe_no = 0  # exchanges of the probe under way, this one included; 0 without one
-        self._told: Links | None = None
+        self._reported: Links | None = None
         self._belief: LinkTracker | None = None
         self._helped = aggregation.num_workers < aggregation.world_size
         self._useful = aggregation.num_workers > (1 if self._helped else 2)
@@ -305,7 +303,7 @@ class SharePlanner:
             if self._probe_no or self.plan.parts is None:  # and those begun before it ended
                 self._probes.spend(took_s - (self._trust.plain_s or took_s))
             self._follow(exchange.transfers)
-            events += self._tell(step)
+            events += self._report_links(step)
         if self.links is not None and exchange.plan_epoch == self.plan.epoch:
             shares = None if exchange.transfers is None else self.plan.shares
             predicted_s = self._choice.seconds(self.links, shares)
@@ -326,12 +324,14 @@ class SharePlanner:
         elif transfers.seen(LEAST_BYTES).any():
             self._belief = LinkTracker.first(transfers)
 
-    def _tell(self, step: int) -> list[Event]:
-        """Return the links as a fact, if they are other than when they were last told."""
+    def _report_links(self, step: int) -> list[Event]:
+        """Return the links as a fact, if they are other than when they were last reported."""
         links = self.links
-        if links is None or (self._told is not None and links_apart(links, self._told) < TOLD):
+        if links is None or (
+            self._reported is not None and links_apart(links, self._reported) < REPORTED
+        ):
             return []
-        self._told = links
+        self._reported = links
         up, down = links.up_bytes_per_s.tolist(), links.down_bytes_per_s.tolist()
         return [LinksMeasured(step, tuple(up), tuple(down))]
 

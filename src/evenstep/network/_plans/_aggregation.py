@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ..._types import FloatArray
+from ..._valid import check_range, check_ranks, own
 from ...exceptions import invalid
 
 BoolArray = NDArray[np.bool_]
@@ -152,9 +153,8 @@ class Links:
         pair = None
         if pair_bytes_per_s is not None:
             pair = _pairs(pair_bytes_per_s, len(up))
-        if not (np.isfinite(latency_s) and latency_s >= 0):
-            rule = "be finite and at least 0"
-            raise invalid("Links(latency_s=...)", rule, latency_s, "Measure an empty message.")
+        rule, remedy = "finite and at least 0", "Measure an empty message."
+        check_range("Links(latency_s=...)", latency_s, rule, remedy)
         values = (up, down, pair, float(latency_s), bool(half_duplex))
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
@@ -185,17 +185,13 @@ def check_world(function: str, aggregation: Aggregation, links: Links) -> None:
 
 def _bandwidth(name: str, value: FloatArray, world_size: int | None) -> FloatArray:
     """Return a read-only array of our own."""
-    answer = np.array(value, np.float64)
+    answer = own(value, np.float64)
     argument = f"Links({name}=...)"
     if answer.ndim != 1 or not answer.size or len(answer) != (world_size or len(answer)):
         rule = f"have shape ({world_size or 'world_size'},)"
         raise invalid(argument, rule, answer.shape, "Give one bandwidth per rank.")
     valid = np.isfinite(answer) & (answer > 0)
-    if not valid.all():
-        rank = int(np.argmin(valid))
-        got = f"{answer[rank]} on rank {rank}"
-        raise invalid(argument, "be positive and finite on every rank", got, REMEDY)
-    answer.flags.writeable = False
+    check_ranks(argument, answer, valid, "be positive and finite", REMEDY)
     return answer
 
 

@@ -10,6 +10,7 @@ from typing import Any, Self, final
 import numpy as np
 
 from ..._types import Cluster, FloatArray
+from ..._valid import check_range
 from ...exceptions import invalid
 from ...solve._apportion import apportion, in_proportion
 from ._aggregation import Aggregation, Links
@@ -237,9 +238,7 @@ def plan_shares(
     Raises:
         ValueError: the links or shares are of other ranks, or ``margin`` is out of range.
     """
-    if not (np.isfinite(margin) and margin >= 0):
-        rule, remedy = "be finite and at least 0", "0.15 is 15 %."
-        raise invalid("plan_shares(margin=...)", rule, margin, remedy)
+    check_range("plan_shares(margin=...)", margin, "finite and at least 0", "0.15 is 15 %.")
     check_shares("plan_shares", aggregation, shares)
     parts = Split.of(shares).parts
     exact_s = exchange_s(aggregation, links, shares=np.array(parts) / PARTS)

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Generic, final
 import numpy as np
 
 from ..._types import FloatArray, State
-from ...exceptions import invalid
+from ..._valid import check_fields
 from ._aggregation import Aggregation, Links, check_world
 from ._duration import exchange_s
 from ._optimum import equal_shares, formula_shares, optimal_shares
@@ -102,9 +102,7 @@ class OptimalShares(AbstractSharePolicy[dict[str, Any]]):
     margin: float = 0.02
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.margin) and self.margin >= 0):
-            rule = "be finite and at least 0"
-            raise invalid("OptimalShares(margin=...)", rule, self.margin, "0.02 is 2 %.")
+        check_fields(self, margin=("finite and at least 0", "0.02 is 2 %."))
 
     def init(self, aggregation: Aggregation) -> ShareDecision[dict[str, Any]]:
         shares = equal_shares(aggregation)
@@ -166,10 +164,8 @@ class ProportionalShares(AbstractSharePolicy[dict[str, Any]]):
     threshold: float = 0.0
 
     def __post_init__(self) -> None:
-        if not (np.isfinite(self.threshold) and self.threshold >= 0):
-            remedy = "0 follows every change, 0.1 one of 10 %."
-            rule = "be finite and at least 0"
-            raise invalid("ProportionalShares(threshold=...)", rule, self.threshold, remedy)
+        remedy = "0 follows every change, 0.1 one of 10 %."
+        check_fields(self, threshold=("finite and at least 0", remedy))
 
     def init(self, aggregation: Aggregation) -> ShareDecision[dict[str, Any]]:
         unknown = np.zeros(aggregation.world_size)

@@ -14,7 +14,7 @@ from ._transport import AbstractTransport, PeerFailed, Pending
 
 _TAG = 1
 _NONE = -1
-_TELL_S = 1.0  # a peer that is stopped takes nothing in
+_SEND_S = 1.0  # a peer that is stopped takes nothing in
 
 
 @final
@@ -45,7 +45,7 @@ class Failure:
             if self.error is None:
                 lost, self.error = self._judge(error)
                 if self._notices is not None:
-                    self._notices.tell(lost)
+                    self._notices.send(lost)
                 self._transport.break_off()
         return self.error
 
@@ -67,16 +67,16 @@ class Failure:
             return self._ranks.index(error.rank), error
         if not isinstance(error, PeerFailed):
             return self._rank, error
-        told = None if self._notices is None else self._notices.heard()
-        teller, lost = (self._rank, error.peer) if told is None else told
-        if told is None:
+        notice = None if self._notices is None else self._notices.first()
+        reporter, lost = notice or (self._rank, error.peer)
+        if notice is None:
             problem = str(error)
-        elif lost == teller:
+        elif lost == reporter:
             problem = "it stopped after an error of its own, or ended early"
         elif lost == self._rank:
-            problem = f"rank {self._ranks[teller]} timed out waiting for this rank"
+            problem = f"rank {self._ranks[reporter]} timed out waiting for this rank"
         else:
-            problem = f"rank {self._ranks[teller]} reported it"
+            problem = f"rank {self._ranks[reporter]} reported it"
         return lost, self._loss(self._ranks[lost], problem)
 
     def _loss(self, rank: int, problem: str) -> WorkerLostError:
@@ -101,26 +101,26 @@ class Notices:
     def __init__(self, transport: AbstractTransport) -> None:
         self._transport = transport
         peers = [rank for rank in range(transport.world_size) if rank != transport.rank]
-        self._said = {peer: torch.full((1,), _NONE) for peer in peers}
+        self._received = {peer: torch.full((1,), _NONE) for peer in peers}
         self._pending = {
-            peer: transport.receive(said, peer, _TAG) for peer, said in self._said.items()
+            peer: transport.receive(buffer, peer, _TAG) for peer, buffer in self._received.items()
         }
         self._sent: list[tuple[Pending, torch.Tensor]] = []
 
-    def heard(self) -> tuple[int, int] | None:
+    def first(self) -> tuple[int, int] | None:
         """Return who found whom lost before, None if no rank said anything."""
-        for peer, said in self._said.items():
-            if (lost := int(said)) != _NONE:
+        for peer, buffer in self._received.items():
+            if (lost := int(buffer)) != _NONE:
                 return peer, lost
         return None
 
-    def tell(self, lost: int) -> None:
-        """Tell all others that ``lost`` is: those who can still be reached, within moments."""
+    def send(self, lost: int) -> None:
+        """Send ``lost`` to all others who can still be reached, within moments."""
         notice = torch.tensor([lost])
-        for peer in self._said:
+        for peer in self._received:
             if peer != lost:
                 with suppress(RuntimeError):
                     self._sent.append((self._transport.send(notice, peer, _TAG), notice))
         for pending, _ in self._sent:
             with suppress(RuntimeError):
-                pending.wait(_TELL_S)
+                pending.wait(_SEND_S)

@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from ..._valid import check_range
+from ..._valid import check_fields
 from ...exceptions import invalid
 from .._plans._share_policies import (
     AbstractSharePolicy,
@@ -80,12 +80,10 @@ class Network:
                 self.wire,
                 "None sends gradients as they are.",
             )
-        if not 0 <= self.margin < float("inf"):
-            rule = "be finite and at least 0"
-            raise invalid("Network(margin=...)", rule, self.margin, "0.15 is 15 %.")
+        check_fields(self, margin=("finite and at least 0", "0.15 is 15 %."))
         if self.chunk_bytes is not None:
-            rule, remedy = f"an integer of at least {_SMALLEST}", "None takes a size that suits."
-            check_range("Network(chunk_bytes=...)", self.chunk_bytes, rule, remedy)
+            rule = f"an integer of at least {_SMALLEST}"
+            check_fields(self, chunk_bytes=(rule, "None takes a size that suits."))
             object.__setattr__(self, "chunk_bytes", int(self.chunk_bytes))  # NumPy's too
         if self.servers is not None:
             object.__setattr__(self, "servers", _checked_servers(self.servers))

@@ -165,8 +165,8 @@ class ShardedReducer:
         self._epoch = -1
         self.step = 0  # under way, for ranks without data; set by what counts them
         self.num_buckets = 0  # that came so far, those of plain all-reduce too; counted by the hook
-        self._changed = threading.Condition()  # `_num_untold` fell
-        self._num_untold = 0  # buckets of which a rank is still to be told
+        self._changed = threading.Condition()  # `_num_unreported` fell
+        self._num_unreported = 0  # buckets whose end is still to be reported
         self._num_running = 0  # those that are not done
         self._begun: set[object] = set()  # models that are in the middle of a backward
         self._pid: int | None = None  # of the process that started
@@ -200,7 +200,7 @@ class ShardedReducer:
     @property
     def is_idle(self) -> bool:
         """Whether no bucket is under way."""
-        return not self._num_untold
+        return not self._num_unreported
 
     @property
     def sent_bytes(self) -> int:
@@ -289,7 +289,7 @@ class ShardedReducer:
             why = "no split is in force" if split is None else why
             raise RuntimeError(f"`ShardedReducer.reduce` cannot be called: {why}.")
         devices: list[int | str | torch.device] = [gradients.device] if gradients.is_cuda else []
-        told: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
+        reported: torch.futures.Future[torch.Tensor] = torch.futures.Future(devices=devices)
         failed: list[BaseException] = []
 
         def answer(future: torch.futures.Future[torch.Tensor]) -> torch.Tensor:
@@ -299,11 +299,13 @@ class ShardedReducer:
 
         def done(error: BaseException | None) -> None:
             failed.extend([] if error is None else [error])
-            self._count(running=-1)  # before: who is told may close at once
-            told.set_result(gradients)  # a device's future looks for the stream of what it is given
-            self._count(untold=-1)
+            self._count(running=-1)  # before: who gets it may close at once
+            reported.set_result(
+                gradients
+            )  # a device's future looks for the stream of what it is given
+            self._count(unreported=-1)
 
-        result = told.then(answer)
+        result = reported.then(answer)
         ready = torch.cuda.current_stream(gradients.device).record_event() if devices else None
         wire = travels_in(gradients.dtype, self._wire)
         job = BucketJob(
@@ -321,7 +323,7 @@ class ShardedReducer:
             RuntimeError: the exchange failed otherwise.
         """
         with self._changed:
-            self._changed.wait_for(lambda: not self._num_untold)
+            self._changed.wait_for(lambda: not self._num_unreported)
         self._failure.check()
 
     def fail(self, error: BaseException) -> BaseException:
@@ -332,10 +334,10 @@ class ShardedReducer:
         """
         return self._failure.on(error)
 
-    def serve(self, hear: Callable[[BucketJob], None] = lambda job: None) -> None:
+    def serve(self, on_bucket: Callable[[BucketJob], None] = lambda job: None) -> None:
         """On a rank without data: sum what the workers push until their training ends.
 
-        Returns when the lead worker closes its reducer, and closes this one. ``hear`` is told of
+        Returns when the lead worker closes its reducer, and closes this one. ``on_bucket`` gets
         every bucket before it is summed, when all of the steps before is here.
 
         Raises:
@@ -348,11 +350,11 @@ class ShardedReducer:
         orders = Orders(self._transport, self._workers[0])
 
         def done(error: BaseException | None) -> None:
-            self._count(running=-1, untold=-1)
+            self._count(running=-1, unreported=-1)
 
         try:
             while (job := orders.next(done)) is not None:
-                hear(job)
+                on_bucket(job)
                 self._put(job)
         except BaseException as error:
             failure = self._failure.on(error)
@@ -393,19 +395,19 @@ class ShardedReducer:
         if self._closed:
             raise RuntimeError("The reducer was closed. Make a new one, over new groups.")
 
-    def _count(self, *, running: int = 0, untold: int = 0) -> None:
+    def _count(self, *, running: int = 0, unreported: int = 0) -> None:
         with self._changed:
             self._num_running += running
-            self._num_untold += untold
-            if not self._num_untold:
+            self._num_unreported += unreported
+            if not self._num_unreported:
                 self._changed.notify_all()
 
     def _put(self, job: BucketJob) -> None:
-        self._count(running=1, untold=1)
+        self._count(running=1, unreported=1)
         try:
             self._issuer.put(job)
         except BaseException:
-            self._count(running=-1, untold=-1)
+            self._count(running=-1, unreported=-1)
             raise
 
     def _prepare(self, job: BucketJob) -> None:

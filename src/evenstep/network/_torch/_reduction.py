@@ -117,8 +117,8 @@ class ServerFollower:
         self._send = send
         self._newest: tuple[int, int] | None = None  # step and plan of the newest bucket
 
-    def hear(self, job: BucketJob) -> None:
-        """Hear of a bucket before it is summed: of a new step, once the one before is complete."""
+    def on_bucket(self, job: BucketJob) -> None:
+        """Note a bucket before it is summed; at a new step, send what was seen of the last one."""
         newest, self._newest = self._newest, (job.step, job.split.epoch)
         if newest in (None, self._newest):
             return
@@ -202,7 +202,7 @@ class Reduction:
         self.shares = Shares(
             self._transport.rank,
             self._num_workers,
-            tell_all=exchange.tell_workers,
+            send_all=exchange.tell_workers,
             lag=lag,
             emit=emit,
             num_servers=num_servers,
@@ -236,7 +236,7 @@ class Reduction:
         Raises:
             WorkerLostError: a rank was lost.
         """
-        self.reducer.serve(ServerFollower(self._transport, send).hear)
+        self.reducer.serve(ServerFollower(self._transport, send).on_bucket)
 
     def close(self) -> None:
         """End the reducer and its group; the models go on with plain all-reduce."""

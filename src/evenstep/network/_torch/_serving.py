@@ -60,7 +60,7 @@ class ServerWatch:
     ) -> None:
         self._hosts = tuple(hosts)
         self._fail, self._ask, self._end, self._is_idle = fail, ask, end, is_idle
-        self._told = False
+        self._stop_asked = False
         self._grace_s = grace_s
         self._loss = LossWatch(grace_s=grace_s, abort=abort, is_stuck=framework.is_stuck)
         self._restart = framework.restart
@@ -106,12 +106,12 @@ class ServerWatch:
 
     def stop(self) -> None:
         """Have all ranks stop after a step. May be called from a signal handler."""
-        self._told = True
+        self._stop_asked = True
 
     def tick(self) -> None:
         """Act on a loss, or on an end, that the main thread does not come by to hear of."""
-        if self._told:
-            self._told = False
+        if self._stop_asked:
+            self._stop_asked = False
             self._ask()
         ended = self._num_loops is not None and self._loss.error is None
         if ended and monotonic() - self._ended_s > self._grace_s and self._is_idle():
@@ -250,7 +250,7 @@ class Service:
         channel.start(watch)
         self._watch_by(watch)
         try:
-            _hearing_signals(reduction, lambda seen: channel.send(0, written([seen])))
+            _serve_with_signals(reduction, lambda seen: channel.send(0, written([seen])))
         except RuntimeError as error:
             if isinstance(error, WorkerLostError) and error.rank != 0:
                 raise
@@ -278,7 +278,7 @@ class Service:
             ) from error
 
 
-def _hearing_signals(reduction: Reduction, send: Callable[[SharesSeen], None]) -> None:
+def _serve_with_signals(reduction: Reduction, send: Callable[[SharesSeen], None]) -> None:
     """Serve on a thread of its own, as long as that takes.
 
     A thread that waits in gloo is told of no signal, and the next order may be far away: no notice

@@ -8,10 +8,13 @@ from typing import final
 import numpy as np
 
 from ..._types import FloatArray
-from ...exceptions import invalid
+from ..._valid import check_fields, check_range
 from .._plans._aggregation import Aggregation, Links
 from .._plans._duration import exchange_s, ring_s
 from .._plans._optimum import equal_shares
+
+MANY = 64  # chunks that stand for their limit
+REMEDY = "0 exchanges at the end, 2/3 during the backward."
 
 
 @final
@@ -41,9 +44,7 @@ class SharedLinksComm:
     overlap: float = 0.0
 
     def __post_init__(self) -> None:
-        if not 0 <= self.overlap <= 1:
-            remedy = "0 exchanges at the end, 2/3 during the backward."
-            raise invalid("SharedLinksComm(overlap=...)", "be in [0, 1]", self.overlap, remedy)
+        check_fields(self, overlap=("in [0, 1]", REMEDY))
         shares = equal_shares(self.aggregation) if self.shares is None else self.shares
         exchange_s(self.aggregation, self.links, shares=shares)  # refuses those of other ranks
 
@@ -55,11 +56,8 @@ class SharedLinksComm:
             )
         slowest = float(compute_s[self.aggregation.is_worker].max())
         ring = ring_s(self.aggregation, self.links)
-        last = ring / (self.aggregation.num_chunks or 64)
+        last = ring / (self.aggregation.num_chunks or MANY)
         return max((1 - self.overlap) * slowest + ring, slowest + last)
-
-
-MANY = 64  # chunks that stand for their limit
 
 
 def timeline_s(
@@ -93,9 +91,7 @@ def timeline_s(
     Raises:
         ValueError: ``overlap`` is out of range.
     """
-    if not 0 <= overlap <= 1:
-        remedy = "0 exchanges at the end, 2/3 during the backward."
-        raise invalid("timeline_s(overlap=...)", "be in [0, 1]", overlap, remedy)
+    check_range("timeline_s(overlap=...)", overlap, "in [0, 1]", REMEDY)
     works, serves = aggregation.is_worker, shares > 0
     if aggregation.num_workers == 1 and (works & serves).any() and shares[works].sum() > 1 - 1e-9:
         return float(compute_s[works].max())
