@@ -12,8 +12,7 @@ import torch.distributed as dist
 
 from evenstep._doctor import judge
 from evenstep.doctor._desk import Desk, open_desk
-from evenstep.doctor._examination import NotExamined, Patience, examine
-from evenstep.doctor._stage_line import StageLine
+from evenstep.doctor._examination import NotExamined, Patience, StageLine, examine
 
 from .facts import rank
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from evenstep._doctor import CgroupLimits
+from evenstep.doctor._examination import StageLine
 from evenstep.doctor._reference_step import Reference, check_step, load_step
-from evenstep.doctor._stage_line import StageLine
 from evenstep.doctor._timed_step import sizes_for, time_steps
 
 

@@ -15,7 +15,6 @@ from ._checkup_file import read_checkup as read_checkup
 from ._checkup_file import to_json as to_json
 from ._checkup_text import as_text as as_text
 from ._findings import Ailment as Ailment
-from ._findings import FoundAilment as FoundAilment
 from ._judge import judge as judge
 from ._judge_links import host_mbit as host_mbit
 from ._link_probe import TURN_S as TURN_S
@@ -27,5 +26,4 @@ from ._machine_facts import read_network as read_network
 from ._machine_facts import read_room as read_room
 from ._machine_facts import read_variables as read_variables
 from ._paces import run_times as run_times
-from ._schedule import Schedule as Schedule
 from ._schedule import schedule as schedule

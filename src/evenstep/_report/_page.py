@@ -1,18 +1,42 @@
-"""One run, or two side by side, as a page that needs nothing but itself."""
+"""One run, or two side by side, as a page that needs nothing but itself, section by section."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from string import Template
 
+import numpy as np
+
+from .._render._words import counted, number, percent, seconds, sizes
 from ._chart_data import as_script, highest
-from ._charts import Drawn, overlaid, waiting_shares
-from ._markup import table, text
-from ._run_figures import ReportFigures
-from ._sayings import differences, lasting, saved, waiting_share
-from ._sections import Section, sections
+from ._charts import (
+    MOST_ROWS,
+    Drawn,
+    account,
+    exchanges,
+    of_ranks,
+    overlaid,
+    share_cell,
+    step_times,
+    waiting,
+    waiting_shares,
+)
+from ._markup import folded, key_figures, table, text
+from ._run_figures import PARTS, LinkFigures, ReportFigures
+from ._sayings import (
+    LABELS,
+    differences,
+    ended,
+    headline,
+    lasting,
+    rank_name,
+    saved,
+    still_lost,
+    waiting_share,
+)
 
 _LETTERS = ("a", "b")
 
@@ -82,3 +106,281 @@ def _compared(runs: Sequence[ReportFigures], names: Sequence[str]) -> tuple[str,
     charts = () if drawn is None else (drawn,)
     html = f"<ul>{told}</ul>" + table("Both runs", ["Figure", *names], rows)
     return html + "".join(one.html for one in charts), charts
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A part of the page.
+
+    Attributes:
+        name: what links lead to.
+        title: its heading.
+        html: what is below the heading.
+        charts: those in it.
+    """
+
+    name: str
+    title: str
+    html: str
+    charts: tuple[Drawn, ...] = ()
+
+
+def sections(run: ReportFigures, key: str, *, high: float | None = None) -> Iterator[Section]:
+    """Yield what is told of a run.
+
+    Args:
+        run: which.
+        key: begins the names of its sections and charts.
+        high: waiting with the darkest color; None is the most in the run.
+    """
+    yield Section(f"{key}-summary", "Summary", _summary(run))
+    yield Section(f"{key}-lost", "What is still lost, and why", _lost(run))
+    drawn = [one for one in (step_times(run, key), account(run, key)) if one is not None]
+    drawn.append(waiting(run, key, high))
+    yield _of_charts(f"{key}-time", "Time", drawn)
+    yield _of_charts(f"{key}-ranks", "Ranks", list(of_ranks(run, key)), _plans(run) + _ranks(run))
+    if run.links is not None:
+        drawn = [one for one in (exchanges(run, run.links, key),) if one is not None]
+        yield _of_charts(f"{key}-links", "Links and shares", drawn, _links(run, run.links))
+    yield Section(f"{key}-faults", "Faults", _faults(run))
+    yield Section(f"{key}-settings", "Settings", _settings(run))
+
+
+def _of_charts(name: str, title: str, drawn: Sequence[Drawn], rest: str = "") -> Section:
+    return Section(name, title, "".join(one.html for one in drawn) + rest, tuple(drawn))
+
+
+def _summary(run: ReportFigures) -> str:
+    savings = run.savings
+    figures = {
+        "Saved against the equal split": saved(run),
+        "Waiting for other ranks": f"{percent(waiting_share(run))} %",
+        "Measured time": lasting(savings.elapsed_s),
+        "Steps": f"{run.num_steps:,}",
+        "Samples per second": f"{run.steps.rank_samples.sum() / savings.elapsed_s:,.0f}"
+        if savings.elapsed_s
+        else "unknown",
+        "Ranks": str(run.world_size),
+    }
+    notes = []
+    if run.left_out:
+        notes.append(f"Not all of the file could be used: {ended(run.left_out)}")
+    if run.num_starts > 1:
+        notes.append(
+            f"Training began {run.num_starts} times in this file. Figures are of all starts "
+            "together, settings of the newest."
+        )
+    if not run.is_ended:
+        notes.append("The run has no end in this file: it is still training, or was stopped.")
+    told = "".join(f'<p class="note">{text("span", note)}</p>' for note in notes)
+    return told + text("p", headline(run), kind="headline") + key_figures(figures)
+
+
+def _lost(run: ReportFigures) -> str:
+    html = text("p", still_lost(run))
+    if run.accounts is not None:
+        spent = run.accounts.rank_part_s.sum(axis=0)
+        total = spent.sum() or 1.0
+        rows = [
+            [LABELS[PARTS[at]], lasting(spent[at] / run.world_size), share_cell(spent[at] / total)]
+            for at in np.argsort(-spent, kind="stable").tolist()
+        ]
+        header = ["Part of a step", "time, mean of ranks", "share"]
+        html += table("Where the time of all ranks went", header, rows)
+    return html + _causes(run)
+
+
+def _causes(run: ReportFigures) -> str:
+    found = run.diagnosed
+    if found is None:
+        return text("p", "No causes of waiting were looked for in this run.", kind="quiet")
+    html = ""
+    if found.num_without:
+        why = ended(found.no_verdict)
+        words = f"{found.num_without} of {found.num} diagnoses give no verdict: {why}"
+        html += text("p", words, kind="quiet")
+    if not found.causes:
+        return html
+    shown = found.causes[:MOST_ROWS]
+    caption = "Causes of waiting, the costliest first"
+    if len(shown) < len(found.causes):
+        caption += f"; {len(shown)} of {len(found.causes)}"
+    if found.explained_share is not None:
+        caption += f". They explain {percent(found.explained_share)} % of the waiting"
+    rows = [
+        [
+            one.cause,
+            "all" if one.rank < 0 else rank_name(run, one.rank),
+            one.evidence,
+            one.remedy,
+            lasting(one.lost_s),
+            f"{one.num}",
+        ]
+        for one in shown
+    ]
+    header = ["Cause", "rank", "evidence", "what to do", "cost", "diagnoses"]
+    return html + table(caption, header, rows, left=4)
+
+
+def _plans(run: ReportFigures) -> str:
+    if not run.num_changes:
+        return text("p", "The batch sizes never changed.")
+    caption = "Changes of the batch sizes"
+    if len(run.changes) < run.num_changes:
+        caption += f": the {len(run.changes)} largest of {run.num_changes:,}"
+    rows = [
+        [
+            f"{change.event.step:,}",
+            change.event.reason,
+            _sizes(change.event.batch_size, change.before),
+            share_cell(change.moved_share),
+        ]
+        for change in run.changes
+    ]
+    header = ["Step", "reason", "sizes", "samples moved"]
+    most = max(run.changes, key=lambda change: change.moved_share)
+    words = (
+        f"The batch sizes changed {counted(run.num_changes, 'time')}. The largest change, at step "
+        f"{most.event.step:,}, moved {share_cell(most.moved_share)} of the samples: "
+        f"{ended(most.event.reason)}"
+    )
+    return text("p", words) + folded(caption, table(caption, header, rows, left=3))
+
+
+def _sizes(now: Sequence[int], before: Sequence[int] | None) -> str:
+    """Return all sizes of a few ranks; of many, the ranks that changed most."""
+    if len(now) <= 8:
+        return sizes(now)
+    if before is None:
+        return f"{min(now)} to {max(now)} on {len(now)} ranks"
+    by = sorted(range(len(now)), key=lambda rank: (-abs(now[rank] - before[rank]), rank))
+    told = ", ".join(f"rank {rank} {before[rank]} to {now[rank]}" for rank in by[:3])
+    num = sum(new != old for new, old in zip(now, before, strict=True))
+    return told if num <= 3 else f"{told}; {num} ranks changed"
+
+
+def _ranks(run: ReportFigures) -> str:
+    steps = run.steps
+    order = np.arange(run.world_size)
+    caption = "Ranks"
+    if run.world_size > MOST_ROWS:
+        order = np.argsort(-steps.caused_s, kind="stable")[:MOST_ROWS]
+        caption = f"The {MOST_ROWS} of {run.world_size} ranks that the others waited for longest"
+    rows = [_rank(run, rank) for rank in order.tolist()]
+    header = [
+        "Rank", "device", "samples", "samples/s", "computing", "waited", "slowest in",
+        "others waited for it",
+    ]  # fmt: skip
+    return table(caption, header, rows, left=2)
+
+
+def _rank(run: ReportFigures, rank: int) -> list[str]:
+    steps = run.steps
+    devices = run.start.devices if run.start else ()
+    computing_s = float(steps.rank_compute_s[rank])
+    return [
+        rank_name(run, rank),
+        devices[rank] if rank < len(devices) else "unknown",
+        f"{steps.rank_samples[rank]:,.0f}",
+        number(steps.rank_samples[rank] / computing_s) if computing_s else "unknown",
+        lasting(computing_s),
+        lasting(float(steps.rank_idle_s[rank])),
+        f"{steps.num_slowest[rank]:,} steps",
+        lasting(float(steps.caused_s[rank])),
+    ]
+
+
+def _links(run: ReportFigures, links: LinkFigures) -> str:
+    return _measured_links(run, links) + _shares(links)
+
+
+def _measured_links(run: ReportFigures, links: LinkFigures) -> str:
+    if links.first is None or links.last is None:
+        return ""
+    ways = [(one.up_bytes_per_s, one.down_bytes_per_s) for one in (links.first, links.last)]
+    columns = [speeds for way in ways for speeds in way]
+    order = sorted(range(len(columns[-1])), key=lambda rank: (columns[-1][rank], rank))
+    caption = f"Links in Mbit/s, measured {counted(links.num_measured, 'time')}; the slowest first"
+    if len(order) > MOST_ROWS:
+        caption += f", {MOST_ROWS} of {len(order)} ranks"
+    rows = [
+        [
+            rank_name(run, rank),
+            *(f"{8 * one[rank] / 1e6:,.0f}" if rank < len(one) else "" for one in columns),
+        ]
+        for rank in order[:MOST_ROWS]
+    ]
+    return table(caption, ["Rank", "first, up", "first, down", "newest, up", "newest, down"], rows)
+
+
+def _shares(links: LinkFigures) -> str:
+    if not links.shares:
+        return ""
+    caption = "Plans of shares"
+    if len(links.shares) < links.num_shares:
+        caption += f": the newest {len(links.shares)} of {links.num_shares}"
+    rows = [
+        [
+            f"{plan.step:,}",
+            plan.reason,
+            _parts(plan.parts),
+            "unknown" if plan.predicted_s is None else seconds(plan.predicted_s),
+            "unknown" if plan.plain_s is None else seconds(plan.plain_s),
+        ]
+        for plan in links.shares
+    ]
+    header = ["Step", "reason", "shares in percent", "predicted", "plain all-reduce"]
+    return table(caption, header, rows, left=3)
+
+
+def _parts(parts: Sequence[int] | None) -> str:
+    if parts is None:
+        return "plain all-reduce"
+    total = sum(parts) or 1
+    shares = [f"{100 * part / total:.0f}" for part in parts]
+    return " ".join(shares) if len(shares) <= 16 else f"{len(shares)} ranks"
+
+
+def _faults(run: ReportFigures) -> str:
+    if not run.mishaps:
+        return text("p", "None was recorded.")
+    rows = [
+        [
+            f"{one.step:,}",
+            one.kind,
+            "" if one.rank is None else rank_name(run, one.rank),
+            one.text,
+            f"{one.num:,}",
+        ]
+        for one in run.mishaps
+    ]
+    header = ["Step", "event", "rank", "what happened", "times"]
+    return table("What went wrong, or was limited; the newest of each kind", header, rows, left=4)
+
+
+def _settings(run: ReportFigures) -> str:
+    start = run.start
+    if start is None:
+        return text("p", "The start of the run was not recorded.")
+    rows = [
+        ["Policy", start.policy],
+        ["Samples of a step", f"{start.global_batch_size:,}"],
+        ["Steps of an epoch", f"{start.num_steps:,}" if start.num_steps else "a stream"],
+        ["Ranks", f"{start.world_size}"],
+        ["Hosts", f"{len(set(start.hosts))}"],
+        ["Devices", _counted(start.devices)],
+        *([["Versions", ", ".join(start.versions)]] if start.versions else []),
+        ["Starts", f"{run.num_starts}"],
+        ["Steps measured", f"{run.num_steps:,}, from {run.first_step:,} to {run.last_step:,}"],
+        ["Steps in a stretch of the charts", f"{run.width:,}"],
+    ]
+    return table("The run, as of its newest start", ["Setting", "value"], rows, left=2)
+
+
+def _counted(devices: Sequence[str]) -> str:
+    """Return the kinds of device with their number, without the index of each."""
+    kinds: dict[str, int] = {}
+    for device in devices:
+        kind = device.partition(" ")[2] or device.partition(":")[0]
+        kinds[kind] = kinds.get(kind, 0) + 1
+    return ", ".join(f"{num} x {kind}" for kind, num in kinds.items())

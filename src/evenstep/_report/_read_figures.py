@@ -8,8 +8,7 @@ from typing import final
 
 import numpy as np
 
-from .._telemetry._event_file import events_file, whole_lines
-from .._telemetry._event_lines import EventLines, Line
+from .._telemetry import EventFile
 from ..events import (
     EstimatesRestored,
     Event,
@@ -48,23 +47,19 @@ def read_figures(path: str | Path) -> ReportFigures:
         ValueError: the file holds no measured step, or was written by a newer evenstep.
         OSError: the file cannot be read.
     """
-    file = events_file(path)
-    if file.exists() and not (file.is_file() or file.is_fifo()):  # such as /dev/zero, without end
-        raise invalid("read_figures(path=...)", "be a file or a pipe", file, "Give a run's.")
-    reading = _Reading(file)
-    with file.open("rb", 1 << 20) as lines:
-        for line in whole_lines(lines):
-            reading.take(line)
-    return reading.figures()
+    events = EventFile(path, check=_check)
+    reading = _Reading(events.path)
+    for _, event in events:
+        reading.add(event)
+    return reading.figures(str(events.left_out))
 
 
 @final
 class _Reading:
-    """Takes in one line after the other."""
+    """Takes in one event after the other."""
 
     def __init__(self, file: Path) -> None:
         self._file = file
-        self._lines = EventLines(str(file), check=_check)
         self._measured: list[StepMeasured] = []
         self._accounted: list[StepsAccounted] = []
         bins = self._bins = StepBins()
@@ -76,18 +71,17 @@ class _Reading:
         self._step = -1  # the newest that was measured
         self._is_ended, self._keeps_equal = False, True
 
-    def take(self, line: Line) -> None:
-        """Take in the next line."""
-        event = self._lines.read(line)
-        if isinstance(event, (StepMeasured, StepsAccounted)):
-            self._add_steps(event)
-        elif event is not None:
-            self._add(event)
+    def figures(self, left_out: str) -> ReportFigures:
+        """Return the figures, after the last event.
 
-    def figures(self) -> ReportFigures:
-        """Return the figures, after the last line."""
+        Raises:
+            ValueError: no step was measured.
+        """
         self._flush()
-        self._check_end()
+        if not self._steps.num_steps:
+            remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."
+            got = f"none in {self._file}"
+            raise invalid("read_figures(path=...)", "hold a measured step", got, remedy)
         steps, accounts, bins = self._steps, self._accounts, self._bins
         first = bins.first or 0
         num = int((steps.last_step - first) // bins.width) + 1
@@ -112,15 +106,8 @@ class _Reading:
             changes_by_stretch=self._changes.by_stretch(num),
             mishaps=self._mishaps.all(),
             links=self._links.figures(num),
-            left_out=str(self._lines.left_out),
+            left_out=left_out,
         )
-
-    def _check_end(self) -> None:
-        self._lines.check_end()
-        if not self._steps.num_steps:
-            remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."
-            got = f"none in {self._file}"
-            raise invalid("read_figures(path=...)", "hold a measured step", got, remedy)
 
     def _add_steps(self, event: StepMeasured | StepsAccounted) -> None:
         num_ranks = len(event.batch_size if isinstance(event, StepMeasured) else event.wall_s)
@@ -144,7 +131,11 @@ class _Reading:
         self._accounts.add(self._accounted)
         self._measured, self._accounted = [], []
 
-    def _add(self, event: Event) -> None:
+    def add(self, event: Event) -> None:
+        """Take in the next event."""
+        if isinstance(event, (StepMeasured, StepsAccounted)):
+            self._add_steps(event)
+            return
         is_first = isinstance(event, RunStarted) and self._num_starts == 0 and self._step < 0
         self._mishaps.add(event, self._step, is_first=is_first)
         match event:

@@ -1,7 +1,6 @@
 """A run in the terminal, as it goes on: figures from its events, and how they are shown."""
 
 from ._live_run import LiveRun as LiveRun
-from ._live_run import RankFigures as RankFigures
 from ._refreshing import watch as watch
 from ._run_sources import FileSource as FileSource
 from ._run_sources import Source as Source

@@ -44,6 +44,13 @@ def unwritten(command: str, file: Path, error: OSError, *, example: str) -> Valu
     return refused(command, "--output", "be a file to write", got, remedy)
 
 
+def spare(command: str, events: Path, file: Path, *, example: str) -> None:
+    """Refuse to write over the events, under whatever name."""
+    if os.path.exists(file) and os.path.exists(events) and os.path.samefile(file, events):
+        rule, remedy = "name another file than the events", f"Leave it out for `{example}`."
+        raise refused(command, "--output", rule, file, remedy)
+
+
 def import_from_here() -> None:
     """Find modules in the current folder, as ``python -m`` does and an installed script does not.
 

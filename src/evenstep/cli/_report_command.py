@@ -13,7 +13,7 @@ from .. import __version__
 from .._report import ReportFigures, page, read_figures
 from .._telemetry._event_file import events_file
 from .._whole_file import write_whole
-from ._common import fail, refused, unread, unwritten
+from ._common import fail, spare, unread, unwritten
 
 Run = Annotated[
     Path,
@@ -34,7 +34,7 @@ def report(run: Run, compare: Other = None, output: Output = None) -> None:
     try:
         runs = [_read(run, "RUN")] + ([] if compare is None else [_read(compare, "--compare")])
         for read in filter(None, (run, compare)):
-            _spare(events_file(read), path)
+            spare("report", events_file(read), path, example="report.html")
         made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
         text = page(runs, version=__version__, made=made)
         _write(path, text)
@@ -51,13 +51,6 @@ def _read(run: Path, argument: str) -> ReportFigures:
         return read_figures(run)
     except OSError as error:
         raise unread("report", argument, run, error) from error
-
-
-def _spare(events: Path, path: Path) -> None:
-    """Refuse to write over the events, under whatever name."""
-    if os.path.exists(path) and os.path.samefile(path, events):
-        rule, remedy = "name another file than the events", "Leave it out for `report.html`."
-        raise refused("report", "--output", rule, path, remedy)
 
 
 def _write(path: Path, text: str) -> None:

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.progress import track
 
 from .. import sim
+from .._types import FloatArray
 from ..exceptions import invalid
 from ..sim import Scenario
 from ..sim._rows import read_rows
@@ -163,31 +164,30 @@ def _drawn(asked: WorkersAsked) -> Iterator[Case]:
             yield Case(given, asked.global_batch_size or 64 * len(speeds), seed)
 
 
-def _of_speeds(asked: WorkersAsked, speeds: np.ndarray, num_steps: int, seed: int) -> Scenario:
+def _of_speeds(asked: WorkersAsked, speeds: FloatArray, num_steps: int, seed: int) -> Scenario:
     """Return workers of these samples per second, whose steps differ by luck."""
     noise = 0.02 if asked.noise is None else asked.noise
     within("simulate", "--noise", noise, 0, 1, "The default is 0.02.")
-    fixed_s = np.zeros(len(speeds))
-    if asked.intercepts is not None:
-        fixed = numbers("simulate", "--intercepts", asked.intercepts, positive=False)
-        fixed_s += spread("simulate", "--intercepts", fixed, len(speeds), like="--speeds")
+    fixed_s = _fixed_s(asked.intercepts or "0", len(speeds), like="--speeds")
     slope_s = np.tile(1 / speeds, (num_steps, 1))
     draw = np.random.default_rng(seed)
     return Scenario("speeds", fixed_s, slope_s, np.exp(noise * draw.standard_normal(slope_s.shape)))
 
 
+def _fixed_s(text: str, num_workers: int, *, like: str) -> FloatArray:
+    found = numbers("simulate", "--intercepts", text, positive=False)
+    return np.array(spread("simulate", "--intercepts", found, num_workers, like=like))
+
+
 def _recorded(asked: WorkersAsked) -> Iterator[Case]:
     """Yield the workers of recordings, with the global batch that most of their steps had."""
-    fixed = None
-    if asked.intercepts is not None:
-        fixed = numbers("simulate", "--intercepts", asked.intercepts, positive=False)
     seen: set[str] = set()
     for file in asked.traces:
         try:
             given = sim.read_trace(file)
-            if fixed is not None:
-                each = spread("simulate", "--intercepts", fixed, given.world_size, like=file.name)
-                given = sim.read_trace(file, intercept_s=np.array(each))
+            if asked.intercepts is not None:
+                fixed_s = _fixed_s(asked.intercepts, given.world_size, like=file.name)
+                given = sim.read_trace(file, intercept_s=fixed_s)
             total, step_s = _recorded_steps(file)
         except OSError as error:
             remedy = "Give a .csv or a .jsonl file, or the folder of a run."

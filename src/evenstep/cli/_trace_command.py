@@ -16,7 +16,7 @@ from .._telemetry._chrome_trace import ALIGNMENT, ChromeTrace
 from .._telemetry._event_file import events_file
 from .._whole_file import write_whole
 from ..events import to_record
-from ._common import fail, refused, unread, unwritten
+from ._common import fail, refused, spare, unread, unwritten
 
 Run = Annotated[Path, typer.Argument(help="A recorded run's folder, or its events.jsonl.")]
 Output = Annotated[
@@ -34,9 +34,7 @@ def trace(run: Run, output: Output = None, steps: Steps = None) -> None:
     try:
         events = _events(run)
         file = output or events.with_name("trace.json")
-        if file.resolve() == events.resolve():
-            rule = "name another file than the events"
-            raise refused("trace", "--output", rule, file, "Leave it out for `trace.json`.")
+        spare("trace", events, file, example="trace.json")
         records = _records(events)
         first = list(islice(records, 1))  # before the other file is begun
         write_whole(file, _pieces(drawing.of(chain(first, records))))

@@ -129,8 +129,7 @@ def run_demo(job: DemoJob, out: Path, console: Console) -> Summary:
     console.print(report(summary), highlight=False)
     (out / "summary.json").write_text(json.dumps(asdict(summary), indent=1) + "\n")
     save_picture(out / "demo.png", summary, job.speeds)
-    for what, name in ("picture", "demo.png"), ("figures", "summary.json"):
-        console.print(f"  {what}  {out / name}", highlight=False, soft_wrap=True)
+    console.print(f"  demo.png and summary.json are in {out}", highlight=False, soft_wrap=True)
     return summary
 
 
@@ -163,11 +162,11 @@ def _trained(job: DemoJob, run_dir: Path, title: str, console: Console) -> DemoO
 
 def _line(source: FileSource) -> str:
     run = source.run
-    if run.start is None or run.last is None or run.step_s is None:
+    if run.start is None or run.last is None:
         return "  starting the workers ..."
     return (
         f"  step {run.last.step + 1}/{run.start.num_steps}   batch {sizes(run.last.batch_size)}"
-        f"   {seconds(run.step_s)} a step   idle {run.idle_share or 0:.0%}"
+        f"   {seconds(run.step_s or 0.0)} a step   idle {run.idle_share or 0:.0%}"
     )
 
 

@@ -12,9 +12,8 @@ from .._doctor import Checkup, as_text, judge, to_json
 from .._render._words import spare_strictness, terminal_width
 from ..exceptions import invalid
 from ._desk import open_desk
-from ._examination import Patience, examine
+from ._examination import Patience, StageLine, examine
 from ._reference_step import check_step
-from ._stage_line import StageLine
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

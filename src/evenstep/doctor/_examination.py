@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import secrets
+import sys
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from typing import TextIO, final
 
 import torch
 
@@ -27,12 +29,12 @@ from .._doctor import (
 )
 from ._desk import Desk
 from ._reference_step import REFERENCE, Reference, Step, load_step
-from ._stage_line import StageLine
 from ._timed_step import BUDGET_S, sizes_for, time_steps
 from ._torch_facts import device_for, facts_of
 
 SAMPLES_PER_RANK = {"cpu": 32, "cuda": 512}
 GO, SKIP = "go", "skip"
+_QUIET_S = 2.0  # nothing is said of what is over by then
 FAREWELL_S = 5.0
 
 
@@ -273,3 +275,31 @@ class _Leader:
             else Pace(rank, (), (), 0.0, late)
             for rank in orders.ranks
         )
+
+
+@final
+class StageLine:
+    """Says what is being done, from two seconds on.
+
+    Args:
+        shows: whether anything is said at all: one rank speaks for all.
+        stream: where to; None is stderr.
+        clock: in seconds.
+    """
+
+    def __init__(
+        self,
+        shows: bool,
+        *,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._shows, self._stage = shows, ""
+        self._stream, self._clock = stream or sys.stderr, clock
+        self._from_s = clock() + _QUIET_S
+
+    def say(self, stage: str) -> None:
+        """Name the stage, once."""
+        if self._shows and stage != self._stage and self._clock() >= self._from_s:
+            self._stage = stage
+            print(f"evenstep doctor: {stage}", file=self._stream, flush=True)

@@ -13,8 +13,7 @@ from ..exceptions import invalid
 from ..policies import AbstractPolicy, by_name
 from ._cost_decider import CostDecider
 from ._deciders import AbstractDecider, OracleDecider, PolicyDecider
-from ._floor import Floor
-from ._rounds import as_planned
+from ._rounds import Floor, as_planned
 from ._sample_workload import SampleWorkload
 from ._sim_report import Log, SimReport
 from ._workload import AbstractWorkload
