@@ -190,7 +190,7 @@ def test_policies_of_one_s_own(tmp_path):
         (["--scenario=burst", "--global-batch-size", "0"], "--global-batch-size"),
         (["--scenario=burst", "--global-batch-size", "3"], "--global-batch-size"),
         (["--scenario", "capped", "--global-batch-size", "9000"], "'capped'"),
-        (["--policy", "auto"], "--scenario, --speeds or --trace"),
+        (["--policy", "auto"], "--scenario or --speeds or --trace"),
         (["--scenario=burst", "--intercepts", "1"], "come with --speeds or --trace"),
         (["--scenario=burst", "--noise", "0.1"], "come with --speeds"),
         (["--speeds", "2,1", "--noise", "2"], "--noise` must be from 0 to 1"),

@@ -21,16 +21,20 @@ OUTCOME = DemoOutcome(20, PER_SAMPLE_S, 0, [2.0 / (step + 1) for step in range(2
 
 def steps_of(*sizes, speeds=SPEEDS):
     """Twenty steps in which every worker keeps exactly to its speed."""
-    return [step_of(at, sizes[min(at, len(sizes) - 1)], speeds) for at in range(20)]
+    steps = []
+    for at in range(20):
+        before_s = steps[-1].makespan_s + OVERHEAD_S if steps else None
+        steps.append(step_of(at, sizes[min(at, len(sizes) - 1)], speeds, before_s))
+    return steps
 
 
-def step_of(step, sizes, speeds):
+def step_of(step, sizes, speeds, before_s):
+    """A step, which tells what the one before it took in all."""
     compute_s = tuple(PER_SAMPLE_S * b / v for b, v in zip(sizes, speeds, strict=True))
     makespan_s, zeros = max(compute_s), (0.0,) * len(sizes)
     idle_s = tuple(makespan_s - own_s for own_s in compute_s)
     share = sum(idle_s) / (len(sizes) * makespan_s)
-    wall_s = makespan_s + OVERHEAD_S if step else None
-    times = (compute_s, zeros, idle_s, makespan_s, share, None, None, wall_s)
+    times = (compute_s, zeros, idle_s, makespan_s, share, None, None, before_s)
     return StepMeasured(step, 0, sizes, *times)
 
 
@@ -53,6 +57,7 @@ def test_the_heading_is_the_ratio_of_the_steps_below_it(summary):
 
     assert summary.speed_up == pytest.approx(equal_s / balanced_s)
     assert summary.equal.total_s == pytest.approx(20 * equal_s)
+    assert summary.balanced.total_s == pytest.approx(equal_s + 19 * balanced_s)
 
 
 def test_half_of_the_workers_time_is_lost_to_equal_shares(summary):

@@ -121,7 +121,7 @@ def _check_belonging(asked: WorkersAsked) -> None:
     ways = {"--scenario": asked.scenario, "--speeds": asked.speeds, "--trace": asked.traces}
     if not any(ways.values()):
         remedy = "`evenstep simulate --scenario burst` is an example."
-        raise invalid("evenstep simulate", f"name workers by {_either(ways)}", "none", remedy)
+        raise invalid("evenstep simulate", f"name workers by {' or '.join(ways)}", "none", remedy)
     for option, value, needed in (
         ("--world-size", asked.world_size, ("--scenario",)),
         ("--noise", asked.noise, ("--speeds",)),
@@ -131,12 +131,7 @@ def _check_belonging(asked: WorkersAsked) -> None:
     ):
         if value is not None and not any(ways[way] for way in needed):
             remedy = "Other workers have their own; leave it out."
-            raise refused("simulate", option, f"come with {_either(needed)}", value, remedy)
-
-
-def _either(options: Iterable[str]) -> str:
-    *most, last = options
-    return f"{', '.join(most)} or {last}" if most else last
+            raise refused("simulate", option, f"come with {' or '.join(needed)}", value, remedy)
 
 
 def _drawn(asked: WorkersAsked) -> Iterator[Case]:
