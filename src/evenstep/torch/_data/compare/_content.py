@@ -7,21 +7,22 @@ import hashlib
 import math
 import traceback
 import zlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
+from functools import partial
 from time import perf_counter
 from typing import Any, final
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...._exchange._world_check import listed, refusal
 from ...._planner import in_words
 from ...._warning import warn
 from ....exceptions import invalid
 from .._protocols import Collectives
-from ..fetch._torch_loader import fetch, inner_loader, same_chance, seed_all
+from ..fetch._torch_loader import asked, fetch, seed_all
 from ._stated import SEEDED, length_of
 
 _CHUNK = 1 << 20  # numbers that are looked at in one go
@@ -30,6 +31,8 @@ _MOST_SHOWN = 90  # characters of a sample in an error
 # By how much hardware and libraries differ in a float32, which a wider type may carry on.
 _ROUNDING = 1e-5
 _SLACK = 4.0  # units of rounding of narrower types
+
+_LEVELS = ("types", "shapes", "values")
 
 Sketch = tuple[float, float, float, float]
 """Of floating-point numbers: sum of sizes, weighted sum, Euclidean norm, relative rounding."""
@@ -75,18 +78,18 @@ class Fingerprint:
         """Return what an error says of it where ranks differ in ``level``."""
         return self.shown if level == "values" else str(getattr(self, level))
 
-    @property
-    def checksum(self) -> str:
-        """A short text of all values."""
-        return f"{self.exact}:{zlib.crc32(repr(self.sketches).encode()):08x}"
-
 
 def same_values(one: Fingerprint, other: Fingerprint) -> bool:
     """Tell whether two samples are equal, up to rounding."""
     if one.exact != other.exact or len(one.sketches) != len(other.sketches):
         return False
-    pairs = zip(one.sketches, other.sketches, strict=True)
-    return all(_close(mine, theirs) for mine, theirs in pairs)
+    return all(map(_close, one.sketches, other.sketches))
+
+
+def _alike(level: str, one: Fingerprint, other: Fingerprint) -> bool:
+    if level == "values":
+        return same_values(one, other)
+    return bool(getattr(one, level) == getattr(other, level))
 
 
 def _close(mine: Sketch, theirs: Sketch) -> bool:
@@ -113,7 +116,7 @@ class _Walk:
         if value is None or isinstance(value, bool | int | str | bytes):
             return self._exactly(value)
         if isinstance(value, float | complex):
-            self._floats(_chunks_of_array(np.asarray([value])), 0.0)
+            self._floats(np.asarray([value]), 0.0)
             self._show(f"{value:.4g}")
             return type(value).__name__, ""
         if isinstance(value, torch.Tensor):
@@ -174,42 +177,50 @@ class _Walk:
     def _array(self, value: np.ndarray[Any, Any]) -> tuple[str, str]:
         if value.dtype.kind == "O":
             return self._list("object", value.ravel().tolist())
-        if value.dtype.kind in "fc":
-            self._floats(_chunks_of_array(value.ravel()), float(np.finfo(value.dtype).eps))
-        elif value.size:
-            self.checksum.update(np.ascontiguousarray(value).reshape(-1).view(np.uint8).data)
-        self._show(_beginning(str(value.dtype), value.shape, value.ravel()[:3].tolist()))
-        return f"{value.dtype}[{value.ndim}d]", f"{value.shape}"
+        rounding = float(np.finfo(value.dtype).eps) if value.dtype.kind in "fc" else 0.0
+        return self._numbers(str(value.dtype), value.shape, value.ravel(), rounding)
 
     def _tensor(self, value: torch.Tensor) -> tuple[str, str]:
-        kind = f"{str(value.dtype).removeprefix('torch.')}[{value.ndim}d]"
+        dtype = str(value.dtype).removeprefix("torch.")
         if value.layout != torch.strided or value.is_quantized or value.device.type == "meta":
-            self._show(f"{kind} {value.layout}")
-            return f"{kind} {value.layout}", ""
-        flat = value.detach().cpu().reshape(-1)
+            kind = f"{dtype}[{value.ndim}d] {value.layout}"
+            self._show(kind)
+            return kind, ""
+        flat, rounding = value.detach().cpu().reshape(-1).resolve_conj().resolve_neg(), 0.0
         if flat.dtype.is_floating_point or flat.dtype.is_complex:
-            self._floats(_chunks_of_tensor(flat), torch.finfo(flat.dtype).eps)
-        else:
-            for chunk in torch.split(flat, _CHUNK):
-                self.checksum.update(chunk.contiguous().view(torch.uint8).numpy().data)
-        shape = tuple(value.shape)
-        self._show(_beginning(str(value.dtype)[6:], shape, flat[:3].tolist()))
-        return kind, f"{shape}"
+            rounding = torch.finfo(flat.dtype).eps
+        if flat.dtype.is_floating_point and flat.dtype.itemsize < 4:  # NumPy has not all of them
+            flat = flat.float()
+        return self._numbers(dtype, tuple(value.shape), flat.numpy(), rounding)
 
-    def _floats(self, chunks: Iterable[torch.Tensor], rounding: float) -> None:
+    def _numbers(
+        self, dtype: str, shape: tuple[int, ...], flat: np.ndarray[Any, Any], rounding: float
+    ) -> tuple[str, str]:
+        if flat.dtype.kind in "fc":
+            self._floats(flat, rounding)
+        elif flat.size:
+            self.checksum.update(flat.view(np.uint8).data)
+        first = flat[:3].tolist()
+        shown = ", ".join(f"{part:.4g}" if isinstance(part, float) else str(part) for part in first)
+        more = ", ..." if flat.size > len(first) else ""
+        self._show(f"{dtype}{list(shape) if shape else ''} {shown}{more}")
+        return f"{dtype}[{len(shape)}d]", f"{shape}"
+
+    @np.errstate(all="ignore")
+    def _floats(self, flat: np.ndarray[Any, Any], rounding: float) -> None:
         """Take note of numbers whose last bits may differ: of their sizes and of their places."""
         size = placed = squares = 0.0
-        first = 0
-        for chunk in chunks:
-            finite = chunk.isfinite()
-            if not bool(finite.all()):
-                odd = chunk.nan_to_num(2.0, 3.0, 4.0).masked_fill(finite, 0.0)
-                self.checksum.update(odd.to(torch.uint8).numpy().tobytes())
-                chunk = chunk.masked_fill(~finite, 0.0)
-            size += float(chunk.abs().sum())
-            squares += float(chunk.square().sum())
+        parts = flat.view(flat.real.dtype)  # real and imaginary ones
+        for first in range(0, len(parts), _CHUNK):
+            chunk = parts[first : first + _CHUNK].astype(np.float64)
+            finite = np.isfinite(chunk)
+            if not finite.all():
+                odd = np.nan_to_num(chunk, nan=2.0, posinf=3.0, neginf=4.0)
+                self.checksum.update(np.where(finite, 0.0, odd).astype(np.uint8).tobytes())
+                chunk[~finite] = 0.0
+            size += float(np.abs(chunk).sum())
+            squares += float(np.square(chunk).sum())
             placed += float((chunk * _weights(first, len(chunk))).sum())
-            first += len(chunk)
         if math.isfinite(squares):
             room = max(_SLACK * rounding, _ROUNDING)
             self.sketches.append((size, placed, math.sqrt(squares), room))
@@ -219,34 +230,15 @@ class _Walk:
             self.shown.append(text)
 
 
-def _chunks_of_tensor(flat: torch.Tensor) -> Iterator[torch.Tensor]:
-    for chunk in torch.split(flat, _CHUNK):
-        real = torch.view_as_real(chunk.resolve_conj()).reshape(-1) if chunk.is_complex() else chunk
-        yield real.to(torch.float64)
-
-
-def _chunks_of_array(flat: np.ndarray[Any, Any]) -> Iterator[torch.Tensor]:
-    wide = np.complex128 if flat.dtype.kind == "c" else np.float64
-    for first in range(0, len(flat), _CHUNK):
-        yield torch.from_numpy(flat[first : first + _CHUNK].astype(wide).view(np.float64))
-
-
-def _weights(first: int, num: int) -> torch.Tensor:
+def _weights(first: int, num: int) -> np.ndarray[Any, np.dtype[np.float64]]:
     """Return numbers from -1 to 1 without a pattern, so that parts in another order are noticed."""
-    places = torch.arange(first + 1, first + num + 1, dtype=torch.int64, device="cpu")
-    return ((places * 2654435761) & 0xFFFFFFFF).to(torch.float64) / 2**31 - 1.0
-
-
-def _beginning(dtype: str, shape: tuple[int, ...], first: list[Any]) -> str:
-    shown = ", ".join(f"{part:.4g}" if isinstance(part, float) else str(part) for part in first)
-    more = ", ..." if math.prod(shape) > len(first) else ""
-    return f"{dtype}{list(shape) if shape else ''} {shown}{more}"
+    places = np.arange(first + 1, first + num + 1, dtype=np.int64)
+    return ((places * 2654435761) & 0xFFFFFFFF) / 2**31 - 1.0
 
 
 _SEED = 20_011
 _CONFIRMATIONS = 10  # fetches of a sample that differs, to be sure that it is not random
 _LONGEST_S = 1.0  # after that no further sample is fetched
-_WORKER_S = 30.0  # within which a loader worker has to start and answer
 
 
 @final
@@ -258,7 +250,7 @@ class Sample:
 
     Attributes:
         first: the first of the fetches.
-        stable: which of ``"types"``, ``"shapes"``, ``"values"`` are the same in all of them.
+        stable: the levels in which they are all the same.
     """
 
     first: Fingerprint
@@ -267,13 +259,10 @@ class Sample:
     @classmethod
     def of(cls, prints: Sequence[Fingerprint]) -> Sample:
         """Return what ``prints`` have in common."""
-        first, *others = prints
-        same = {
-            "types": all(other.types == first.types for other in others),
-            "shapes": all(other.shapes == first.shapes for other in others),
-            "values": all(other == first for other in others),
-        }
-        return cls(first, frozenset(level for level, alike in same.items() if alike))
+        first = prints[0]
+        return cls(
+            first, frozenset(at for at in _LEVELS if all(_alike(at, first, one) for one in prints))
+        )
 
 
 def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) -> None:
@@ -304,7 +293,8 @@ def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) 
     _refuse_errors(prints, positions[0], part=label)
     told = [each.text(level) for each in prints]
     if len(set(told)) == 1:  # they differ in what is too long to be shown
-        told = [f"{each.text(level)}, checksum {each.checksum}" for each in prints]
+        sums = [f"{each.exact}:{zlib.crc32(repr(each.sketches).encode()):08x}" for each in prints]
+        told = [f"{text}, checksum {own}" for text, own in zip(told, sums, strict=True)]
     name = f"Sample {positions[0]} of `DataLoader(dataset=...)`"
     raise ValueError(refusal(name, told, SEEDED, part=label))
 
@@ -334,14 +324,9 @@ def _unlike_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
 def unlike(samples: Sequence[Sample]) -> str | None:
     """Return in what one sample differs between ranks: ``"types"``, ``"shapes"``, ``"values"``."""
     mine = samples[0].first
-    for level in ("types", "shapes", "values"):
-        if not all(level in sample.stable for sample in samples):
-            continue
-        if level == "values":
-            alike = all(same_values(mine, sample.first) for sample in samples)
-        else:
-            alike = len({getattr(sample.first, level) for sample in samples}) == 1
-        if not alike:
+    for level in _LEVELS:
+        is_stable = all(level in sample.stable for sample in samples)
+        if is_stable and not all(_alike(level, mine, sample.first) for sample in samples):
             return level
     return None
 
@@ -359,21 +344,10 @@ def fetch_samples(
 ) -> dict[int, Sample]:
     """Return samples by position; empty where a loader worker could not tell.
 
-    In a loader worker of its own where the loader has workers, set up as theirs, and never in this
-    process then. Random states are left as they were.
+    Random states are left as they were.
     """
-    if loader.num_workers == 0:
-        with same_chance():
-            return _looked_at(loader.dataset, positions, repeats)
-    probe = _Probe(loader.dataset, positions, repeats)
     try:
-        (samples,) = inner_loader(
-            loader,
-            probe,
-            torch.Generator(),
-            num_workers=1,
-            timeout=max(_WORKER_S, loader.timeout),
-        )
+        return asked(loader, partial(_looked_at, loader.dataset, positions, repeats))
     except Exception as error:
         text = f"{type(error).__name__}: {error}".splitlines()[0]
         warn(
@@ -381,23 +355,6 @@ def fetch_samples(
             f"worker for that failed ({text}). Give all ranks the same data set in the same order."
         )
         return {}
-    return samples  # type: ignore[no-any-return]
-
-
-@final
-class _Probe(Dataset[dict[int, Sample]]):
-    """A data set of one item: what a loader worker finds in the user's."""
-
-    def __init__(self, dataset: Any, positions: Sequence[int], repeats: int) -> None:
-        self.dataset = dataset
-        self._positions = positions
-        self._repeats = repeats
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> dict[int, Sample]:
-        return _looked_at(self.dataset, self._positions, self._repeats)
 
 
 def _looked_at(dataset: Any, positions: Sequence[int], repeats: int) -> dict[int, Sample]:

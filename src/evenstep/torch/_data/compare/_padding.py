@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, final
+from functools import partial
+from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset
+from torch.utils.data import DataLoader, IterableDataset
 
 from ...._planner import Cost
 from .._protocols import Collectives
-from ..fetch._torch_loader import inner_loader, same_chance
+from ..fetch._torch_loader import asked
 
 _LOGGER = logging.getLogger("evenstep")
 _NUM_SHOWN = 8  # samples, where lengths are not known
-_WORKER_S = 30.0  # within which a loader worker has to start and answer
 
 
 def read_cost(cost: Cost | None, loader: DataLoader[Any], ranks: Collectives) -> Cost | None:
@@ -46,38 +46,20 @@ def _shown(cost: Cost, num_samples: int) -> list[int]:
 def pads(loader: DataLoader[Any], *indices: int) -> bool:
     """Return whether a batch of some samples has more elements than batches of one.
 
-    In a loader worker where the loader has workers, and never in this process then. Random states
-    are left as they were. False where it cannot be told, as of samples that raise by themselves.
+    Random states are left as they were. False where it cannot be told, as of samples that raise by
+    themselves.
     """
-    probe = _Probe(loader, indices)
     try:
-        if loader.num_workers == 0:
-            with same_chance():
-                return probe[0]
-        timeout = max(_WORKER_S, loader.timeout)
-        inner = inner_loader(loader, probe, torch.Generator(), num_workers=1, timeout=timeout)
-        return bool(next(iter(inner)))
+        return asked(loader, partial(_pads, loader.dataset, loader.collate_fn, indices))
     except Exception as error:
         _LOGGER.info("The collator was not asked whether it pads, as it raised: %r", error)
         return False
 
 
-@final
-class _Probe(Dataset[bool]):
-    """A data set of one item: what a loader worker finds out."""
-
-    def __init__(self, loader: DataLoader[Any], indices: Sequence[int]) -> None:
-        self.dataset = loader.dataset
-        self._collate = loader.collate_fn
-        self._indices = indices
-
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> bool:
-        samples = [self.dataset[at] for at in self._indices]
-        apart = sum(_num_elements(self._collate([sample])) for sample in samples)
-        return _num_elements(self._collate(samples)) > apart
+def _pads(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> bool:
+    samples = [dataset[at] for at in indices]
+    apart = sum(_num_elements(collate([sample])) for sample in samples)
+    return _num_elements(collate(samples)) > apart
 
 
 def _num_elements(batch: Any) -> int:

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from itertools import repeat
 from operator import getitem
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, get_worker_info
+from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ...._private_torch import pinned
+
+Answer = TypeVar("Answer")
+_WORKER_S = 30.0  # within which a loader worker has to start and answer a question
 
 
 @contextmanager
@@ -98,6 +101,35 @@ def inner_loader(
         # The user's own loader has said so already.
         warnings.filterwarnings("ignore", "This DataLoader will create")
         return DataLoader(dataset, generator=generator, **settings)
+
+
+def asked(loader: DataLoader[Any], question: Callable[[], Answer]) -> Answer:
+    """Return what ``question`` finds, with the random states left as they were.
+
+    In a loader worker of its own where the loader has workers, set up as theirs, and never in this
+    process then.
+    """
+    if loader.num_workers == 0:
+        with same_chance():
+            return question()
+    timeout = max(_WORKER_S, loader.timeout)
+    probe = _Probe(loader.dataset, question)
+    (answer,) = inner_loader(loader, probe, torch.Generator(), num_workers=1, timeout=timeout)
+    return answer  # type: ignore[no-any-return]
+
+
+class _Probe(Dataset[Any]):
+    """A data set of one item: what a question finds in a loader worker."""
+
+    def __init__(self, dataset: Any, question: Callable[[], Any]) -> None:
+        self.dataset = dataset
+        self._question = question
+
+    def __len__(self) -> int:
+        return 1
+
+    def __getitem__(self, index: int) -> Any:
+        return self._question()
 
 
 def _as_it_is(item: Any) -> Any:
