@@ -300,9 +300,7 @@ class ShardedReducer:
         def done(error: BaseException | None) -> None:
             failed.extend([] if error is None else [error])
             self._count(running=-1)  # before: who gets it may close at once
-            reported.set_result(
-                gradients
-            )  # a device's future looks for the stream of what it is given
+            reported.set_result(gradients)  # a device's future looks for the stream of that
             self._count(unreported=-1)
 
         result = reported.then(answer)
