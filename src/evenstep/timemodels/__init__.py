@@ -1,12 +1,11 @@
 """What a batch costs a worker: seconds and memory against samples."""
 
-from ._base import AbstractTimeModel as AbstractTimeModel
-from ._base import bisect_batch as bisect_batch
-from ._cost_model import CostEstimator as CostEstimator
-from ._cubic import CubicTime as CubicTime
-from ._piecewise import PiecewiseTime as PiecewiseTime
-from ._profile import Profile as Profile
-from ._table import TableTime as TableTime
+from ._base import AbstractTimeModel, bisect_batch
+from ._cost_model import CostEstimator
+from ._cubic import CubicTime
+from ._piecewise import PiecewiseTime
+from ._profile import Profile
+from ._table import TableTime
 
 __all__ = [
     "AbstractTimeModel",
