@@ -11,7 +11,7 @@ import threading
 from contextlib import suppress
 from time import sleep
 
-from evenstep._exchange._wire import Wire, encode
+from evenstep._exchange._wire import Wire, text_of
 from evenstep.torch._exchange._sockets import connections
 
 
@@ -95,7 +95,7 @@ def forge(port: int) -> None:
 
     It arrives as one does that was put into the connection on its way.
     """
-    text = encode({"lost": 0, "problem": "a stranger says so"})
+    text = text_of(b"rank 0 is lost, a stranger says so")
     message = Wire(b"a guess", is_caller=True).head(text) + text.data
     for one in connections():
         if one.ports[1] == port:

@@ -22,7 +22,7 @@ from evenstep._exchange._meeting import connect_star
 from evenstep._exchange._message_kinds import Answer, RankLost, StepReports, read, written
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._place import ENDED, Framework
-from evenstep._exchange._wire import Text, encode
+from evenstep._exchange._wire import Text, text_of
 from evenstep._planner import Job, Outcome, Planner, Report
 from evenstep.events import StepMeasured
 from evenstep.policies import AbstractPolicy
@@ -103,7 +103,7 @@ class FakeRanks:
         """Return the report of a step, the same of all ranks."""
         if step not in self._reports:
             report = Report(step, _PER_RANK, self._global, 0.1, 0.001, 0.12)
-            self._reports = {step: encode(written([StepReports(step, (report,))]))}
+            self._reports = {step: text_of(written([StepReports(step, (report,))]))}
         return self._reports[step]
 
 

@@ -17,7 +17,9 @@ from typing import Any
 
 from benchmarks._common import Row, main, progress
 from benchmarks._fake_ranks import DEADLINE_S, HEARTBEAT_S, fake, rank_0
-from evenstep._exchange._wire import Wire, encode
+from evenstep._exchange._message_kinds import StepReports, written
+from evenstep._exchange._wire import Wire, text_of
+from evenstep._planner import Report
 
 _TIMEOUT_S = 120.0
 # World size, and what may be taken: seconds of the start, seconds of CPU of a step.
@@ -120,7 +122,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 def one_message(number: int) -> Row:
     """Measure what a tag costs: at the sender, and at the receiver."""
     caller, door = Wire(b"a key", is_caller=True), Wire(b"a key", is_caller=False)
-    text = encode({"step": 118, "reports": [[118, 32, 8192, 0.1234567, 0.001234] + [0] * 9]})
+    text = text_of(written([StepReports(118, (Report(118, 32, 8192, 0.1234567, 0.001234),))]))
     began_s = perf_counter()
     messages = [caller.head(text) + text.data for _ in range(number)]
     sealed_s = perf_counter()

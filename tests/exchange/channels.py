@@ -23,7 +23,7 @@ class Listener:
 
     def received(self, peer, message):
         self.messages.put((peer, message))
-        if message == {"please": "raise"}:
+        if message == b"please raise":
             raise KeyError("a receiver's own mistake")
 
     def lost(self, peer, problem):

@@ -13,8 +13,8 @@ import numpy as np
 from evenstep import Decision
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
-from evenstep._exchange._message_kinds import StepReports
-from evenstep._exchange._place import ENDED, Framework, Place, frame_of, line_of_user
+from evenstep._exchange._message_kinds import Place, StepReports
+from evenstep._exchange._place import ENDED, Framework, frame_of, line_of_user
 from evenstep._planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
 

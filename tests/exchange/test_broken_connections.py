@@ -15,7 +15,7 @@ import pytest
 
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._process import has_ended, process_name
-from evenstep._exchange._wire import Wire, encode
+from evenstep._exchange._wire import Wire, text_of
 
 from .channels import FAST, Listener, channel_over, meet
 
@@ -43,18 +43,18 @@ def test_a_connection_that_breaks_names_its_rank_at_once(star, end):
     """On both ends, wherever it breaks, after all that came before; and once."""
     (first, second), (at_first, at_second), stars = star
     for number in range(200):
-        first.send(1, {"down": number})
-        second.send(0, {"up": number})
+        first.send(1, b"down %d" % number)
+        second.send(0, b"up %d" % number)
     up = [at_first.messages.get(timeout=10) for _ in range(200)]
     down = [at_second.messages.get(timeout=10) for _ in range(200)]
     stars[end][1 - end].connection.shutdown(socket.SHUT_RDWR)
 
     assert at_first.losses.get(timeout=5) == (1, CLOSED)
     assert at_second.losses.get(timeout=5) == (0, CLOSED)
-    first.send(1, {"to": "nobody"})  # is no error
-    second.send(0, {"to": "nobody"})
-    assert up == [(1, {"up": number}) for number in range(200)]
-    assert down == [(0, {"down": number}) for number in range(200)]
+    first.send(1, b"to nobody")  # is no error
+    second.send(0, b"to nobody")
+    assert up == [(1, b"up %d" % number) for number in range(200)]
+    assert down == [(0, b"down %d" % number) for number in range(200)]
     for listener in (at_first, at_second):
         assert listener.losses.empty()
         assert listener.messages.empty()
@@ -77,12 +77,12 @@ def test_a_forged_message_names_its_rank_and_is_never_acted_on(star, end):
     """The rank that it came from is lost, with that reason; the other end hears of the close."""
     channels, listeners, stars = star
     forger, victim = channels[end], listeners[1 - end]
-    forger.send(1 - end, {"n": 0})
-    assert victim.messages.get(timeout=5) == (end, {"n": 0})
-    forged = encode({"lost": 1, "problem": "says a stranger"})
+    forger.send(1 - end, b"n 0")
+    assert victim.messages.get(timeout=5) == (end, b"n 0")
+    forged = text_of(b"rank 1 is lost, says a stranger")
     guessed = Wire(b"guessed", is_caller=end == 1).head(forged)
     stars[end][1 - end].connection.sendall(guessed + forged.data)
-    forger.send(1 - end, {"n": 1})
+    forger.send(1 - end, b"n 1")
 
     assert victim.losses.get(timeout=5) == (end, REFUSED)
     assert listeners[end].losses.get(timeout=5)[0] == 1 - end
@@ -140,10 +140,10 @@ def test_a_flood_of_connections_disturbs_no_run(star):
     for stranger in strangers:
         stranger.start()
     for number in range(500):
-        first.send(1, {"down": number})
-        assert listeners[1].messages.get(timeout=10) == (0, {"down": number})
-        second.send(0, {"up": number})
-        assert listeners[0].messages.get(timeout=10) == (1, {"up": number})
+        first.send(1, b"down %d" % number)
+        assert listeners[1].messages.get(timeout=10) == (0, b"down %d" % number)
+        second.send(0, b"up %d" % number)
+        assert listeners[0].messages.get(timeout=10) == (1, b"up %d" % number)
     stop.set()
     for stranger in strangers:
         stranger.join()

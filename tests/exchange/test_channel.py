@@ -1,6 +1,7 @@
 """Messages arrive whole and in order; a peer that is gone or silent is named once."""
 
 import contextlib
+import json
 import logging
 import socket
 import struct
@@ -11,7 +12,7 @@ import pytest
 
 from evenstep._exchange._greeting import Greeting
 from evenstep._exchange._meeting import connect_star
-from evenstep._exchange._wire import Wire, encode
+from evenstep._exchange._wire import Wire, text_of
 
 from .channels import FAST, Listener, channel_over, close_all, meet, rendezvous
 
@@ -32,7 +33,7 @@ def pair():
 def test_messages_arrive_in_order(pair):
     """Many at once and one larger than a packet, in both directions."""
     (first, second), (at_first, at_second) = pair
-    sent = [{"n": n, "pad": "x" * (200_000 if n == 3 else 1)} for n in range(20)]
+    sent = [b"%d" % n + b"x" * (200_000 if n == 3 else 1) for n in range(20)]
 
     for message in sent:
         first.send_all(message)
@@ -46,11 +47,11 @@ def test_a_receiver_that_raises_does_not_end_the_channel(pair, caplog):
     """Its mistake is logged, and the next message arrives."""
     (first, _), (_, at_second) = pair
 
-    first.send_all({"please": "raise"})
-    first.send_all({"and": "go on"})
+    first.send_all(b"please raise")
+    first.send_all(b"and go on")
 
-    assert at_second.messages.get(timeout=5) == (0, {"please": "raise"})
-    assert at_second.messages.get(timeout=5) == (0, {"and": "go on"})
+    assert at_second.messages.get(timeout=5) == (0, b"please raise")
+    assert at_second.messages.get(timeout=5) == (0, b"and go on")
     assert "The exchange failed on a message" in caplog.text
 
 
@@ -60,11 +61,11 @@ def test_a_log_that_raises_ends_no_exchange(pair):
     log, failing = logging.getLogger("evenstep"), logging.Handler()
     failing.emit = lambda record: 1 / 0
     log.addHandler(failing)
-    first.send(1, {"please": "raise"})
-    first.send(1, {"and": "go on"})
+    first.send(1, b"please raise")
+    first.send(1, b"and go on")
 
-    assert at_second.messages.get(timeout=5) == (0, {"please": "raise"})
-    assert at_second.messages.get(timeout=5) == (0, {"and": "go on"})
+    assert at_second.messages.get(timeout=5) == (0, b"please raise")
+    assert at_second.messages.get(timeout=5) == (0, b"and go on")
     log.removeHandler(failing)
 
 
@@ -76,7 +77,7 @@ def test_a_thread_that_fails_is_a_loss_of_all_and_goes_on_ticking(pair, caplog):
         raise KeyError("a mistake of ours")
 
     first._read = fail
-    second.send(0, {"to": "nobody"})
+    second.send(0, b"to nobody")
 
     assert at_first.losses.get(timeout=5) == (
         1,
@@ -98,7 +99,7 @@ def test_a_closed_connection_is_noticed_at_once(pair):
     peer, problem = at_first.losses.get(timeout=5)
     assert peer == 1
     assert problem.startswith("its connection closed: it ended, was killed or cut off")
-    first.send(1, {"to": "nobody"})  # is no error
+    first.send(1, b"to nobody")  # is no error
     assert at_first.losses.empty()
 
 
@@ -122,7 +123,7 @@ def test_a_peer_that_reads_nothing_holds_up_nobody():
     channel, listener = channel_over({7: one}, **FAST), Listener()
 
     channel.start(listener)
-    channel.send(7, {"much": "x" * (8 << 20)})
+    channel.send(7, b"x" * (8 << 20))
     peer, problem = listener.losses.get(timeout=10)
     channel.close()
     other.close()
@@ -139,7 +140,7 @@ def test_what_a_connection_does_not_take_at_once_arrives_whole():
     at_second = Listener()
     first.start(Listener())
     second.start(at_second)
-    sent = [{"much": "x" * (4 << 20)}, {"more": "y" * (4 << 20)}, {"last": 1}]
+    sent = [b"x" * (4 << 20), b"y" * (4 << 20), b"last"]
     for message in sent:
         first.send(1, message)
 
@@ -206,8 +207,8 @@ def test_a_star_connects_everybody_with_rank_zero():
     assert sorted(found[0]) == [1, 2]
     assert list(found[1]) == list(found[2]) == [0]
     for rank in (1, 2):
-        found[rank][0].send(encode({"rank": rank}))
-        assert found[0][rank].receive() == [{"rank": rank}]
+        found[rank][0].send(text_of(b"rank %d" % rank))
+        assert found[0][rank].receive() == [b"rank %d" % rank]
     close_all(found)
 
 
@@ -245,7 +246,7 @@ def test_ranks_that_never_come_are_named():
 
 def guessed_greeting():
     """The greeting of rank 1, by someone who has guessed the token and the challenge."""
-    text = encode(Greeting(1, None)._asdict())
+    text = text_of(json.dumps(Greeting(1, None)._asdict()).encode())
     return b"n" * 16 + Wire(b"guessed", is_caller=True).head(text) + text.data
 
 

@@ -6,9 +6,10 @@ from dataclasses import replace
 from queue import Queue
 from time import monotonic
 
+import msgspec
 import pytest
 
-from evenstep._exchange._message_kinds import StepReports
+from evenstep._exchange._message_kinds import StepReports, read
 from evenstep._exchange._peer import Peer
 from evenstep._exchange._wire import Wire
 from evenstep._planner import Report
@@ -196,7 +197,7 @@ def test_times_that_cannot_be_travel_and_are_told(star):
 def test_a_message_that_is_not_known_ends_the_run_by_name(star):
     """It is never dropped: what its sender then waits for would never come."""
     both, _ = star()
-    both[1]._channel.send(0, [["LaterKind", 3]])
+    both[1]._channel.send(0, msgspec.msgpack.encode([["LaterKind", 3]]))
 
     for rank in (0, 1):
         both[rank].at(0)
@@ -215,7 +216,9 @@ def test_an_answer_and_its_plan_are_one_message():
     exchange.close()
     other.close()
 
-    assert [[kind for kind, *_ in message] for message in messages] == [["PlanTold", "Answer"]]
+    assert [[type(one).__name__ for one in read(data)] for data in messages] == [
+        ["PlanTold", "Answer"]
+    ]
 
 
 def test_a_plan_that_no_answer_follows_is_told_too(star):

@@ -38,7 +38,7 @@ class Owner:
 
 def take_mail(asking):
     box = Mailbox(asking)
-    posted = NumbersPosted((0, 1, 0), "<u1", "Bw==")
+    posted = NumbersPosted((0, 1, 0), "<u1", b"\x07")
     threading.Timer(0.1, lambda: box.received(0, posted)).start()
     assert box.take((0, 1, 0)).tolist() == [7]
 

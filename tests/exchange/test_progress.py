@@ -6,8 +6,8 @@ import threading
 
 import pytest
 
-from evenstep._exchange._message_kinds import ProgressTold
-from evenstep._exchange._place import Place, frame_of
+from evenstep._exchange._message_kinds import Place, ProgressTold
+from evenstep._exchange._place import frame_of
 from evenstep._exchange._progress import STEPS, UNITS, ProgressWatch
 
 USERS = Place("at train.py:31 in forward", in_collective=False, compiling=False)

@@ -1,8 +1,7 @@
 """What rank 0 tells of waiting: when that changes, calmly, and at the end; and never an error."""
 
-from dataclasses import replace
-
 import pytest
+from msgspec.structs import replace
 
 from evenstep._diagnosis import HostClues, Phase, StepClues
 from evenstep._exchange._decisions import Decisions
@@ -155,7 +154,8 @@ def test_clues_arrive_as_messages(told, clock, clue, cause):
     decisions = Decisions(2, lag=0, answers=Soon(), emit=told.append, clock=clock)
     for step in range(50):
         decisions.received(0, HostTold(HostClues(step, 0.15)))
-        decisions.received(1, replace(clue, step=step) if isinstance(clue, CluesTold) else clue)
+        at_step = replace(clue, step=step) if isinstance(clue, CluesTold) else clue
+        decisions.received(1, at_step)
         for rank, (computed, waited) in enumerate([(100_000, 50_000), (150_000, 0)]):
             decisions.received(rank, TimesTold(step, (0, computed, *[0] * 5, waited, 0, 0, 0)))
     decisions.end()

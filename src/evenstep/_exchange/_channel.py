@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from ._internal import say
 from ._peer import CLOSED, Peer
 from ._process import has_ended, process_name
-from ._wire import Text, encode
+from ._wire import Data, Text, text_of
 
 _FLUSH_S = 0.002  # between two looks whether a connection takes more
 _JOIN_S = 10.0  # at the close, for a policy that does not come to an end
@@ -29,7 +29,7 @@ _SILENT = "stopped, hung or cut off (if it was only slow, raise `Runtime(deadlin
 class Receiver(Protocol):
     """What a channel tells its owner, from the channel's thread."""
 
-    def received(self, peer: int, message: Any) -> None:
+    def received(self, peer: int, message: Data) -> None:
         """Take a message from ``peer``."""
 
     def lost(self, peer: int, problem: str) -> None:
@@ -87,13 +87,13 @@ class StarChannel:
         )
         self._thread.start()
 
-    def send(self, peer: int, message: Any) -> None:
+    def send(self, peer: int, message: bytes) -> None:
         """Send ``message``; to a peer that is gone, nothing: its loss was told already."""
-        self._send((peer,), encode(message))
+        self._send((peer,), text_of(message))
 
-    def send_all(self, message: Any, *, to: Iterable[int] | None = None) -> None:
+    def send_all(self, message: bytes, *, to: Iterable[int] | None = None) -> None:
         """Send ``message`` to every peer, or to some of them."""
-        self._send(self._peers if to is None else to, encode(message))
+        self._send(self._peers if to is None else to, text_of(message))
 
     def _send(self, numbers: Iterable[int], text: Text) -> None:
         gone, peers = self._gone, self._peers

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
-from typing import Any
 
 from .._planner import AbstractPlanner, Plan
 from ..events import Hook
@@ -31,6 +30,7 @@ from ._router import Rider, Router
 from ._stop import Stop
 from ._unit_sums import UnitSums
 from ._ways import Ways
+from ._wire import Data
 
 _LOGGER = logging.getLogger("evenstep")
 _BEFORE_ALL = -1  # the plan of a run's first steps is no answer to a step's reports
@@ -285,7 +285,7 @@ class Exchange:
         self.decisions.end()
         self.not_finite.end(self.last_step)
 
-    def received(self, peer: int, message: Any) -> None:
+    def received(self, peer: int, message: Data) -> None:
         """Take in what came from another rank."""
         self._router.received(peer, message)
 

@@ -8,11 +8,12 @@ key is made from the run's token and both random texts, so a greeting is good fo
 from __future__ import annotations
 
 import hmac
+import json
 import secrets
 import socket
 from typing import NamedTuple, final
 
-from ._wire import VERSION, Frame, Wire, decode, encode, num_missing
+from ._wire import VERSION, Frame, Wire, num_missing, text_of
 
 _NONCE = 16  # bytes of each random text
 _LONGEST = 4096  # bytes of a greeting
@@ -86,7 +87,7 @@ class Newcomer:
     def welcome(self) -> tuple[socket.socket, Wire]:
         """Answer the greeting; return the connection and its wire, ready to use."""
         assert self._wire is not None
-        text = encode({"version": VERSION})
+        text = text_of(json.dumps({"version": VERSION}).encode())
         self.connection.settimeout(None)
         self.connection.sendall(self._wire.head(text) + text.data)
         return tune(self.connection), self._wire
@@ -103,12 +104,12 @@ def greet(connection: socket.socket, token: str, greeting: Greeting) -> tuple[Wi
     while len(challenge) < _NONCE:
         challenge += _received(connection, _NONCE - len(challenge))
     wire = Wire(_key(token, bytes(challenge), nonce), is_caller=True)
-    text = encode(greeting._asdict())
+    text = text_of(json.dumps(greeting._asdict()).encode())
     connection.sendall(nonce + wire.head(text) + text.data)
     buffer = bytearray()
     while (frame := wire.take(buffer, longest=_LONGEST)) is None:
         buffer += _received(connection, num_missing(buffer))  # and nothing of what follows
-    return wire, str(decode(frame[0])["version"])
+    return wire, str(json.loads(frame[0])["version"])
 
 
 def tune(connection: socket.socket) -> socket.socket:
@@ -124,7 +125,7 @@ def _key(token: str, challenge: bytes, nonce: bytes) -> bytes:
 
 def _greeting(frame: Frame) -> Greeting:
     """Return what an authentic greeting says; newer versions may say more."""
-    said = decode(frame[0])
+    said = json.loads(frame[0])
     return Greeting(int(said["rank"]), said["process"], str(said["version"]))
 
 

@@ -1,22 +1,20 @@
 """Every message between ranks: its fields and types, how it is written, and how it is read.
 
-A connection carries lists of messages, each a list of its kind's name and its fields. What is read
-is checked: an unknown kind or a field of another type is an error that names it. A change of a
-kind counts ``PROTOCOL`` up.
+A connection carries lists of messages in MessagePack, each an array of its kind's name and its
+fields. What is read is checked: an unknown kind or a field of another type is an error that says
+where. A change of a kind counts ``PROTOCOL`` up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from operator import attrgetter
-from typing import Any, get_args
+from collections.abc import Mapping, Sequence
+from typing import Any, Union, dataclass_transform
+
+from msgspec import DecodeError, Struct, field, msgpack
 
 from .._diagnosis import HostClues, StepClues
 from .._planner import Plan, Report
 from ..claims._step_claims import Claim
-from ._place import Place
-from ._record import MessageError, record_reader, short
 
 MailKey = tuple[int, int, int]
 """Whose integers, of which round, and which of them."""
@@ -28,24 +26,30 @@ ScaleRow = tuple[int, int, float, float, float]
 """Model, output, scale, size and variance, as in ``ScalesTold``."""
 
 
-@dataclass(frozen=True, slots=True)
-class StepReports:
+class MessageError(ValueError):
+    """What came is no message that this version of evenstep knows."""
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
+    """What one rank tells another."""
+
+
+class StepReports(Message):
     """To rank 0: a rank has done ``step``, with the measurements that are complete by then."""
 
     step: int
     reports: tuple[Report, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class TimesTold:
+class TimesTold(Message):
     """To rank 0: the microseconds of each ``Phase`` that a rank spent in a step that is over."""
 
     step: int
     spent_us: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class CluesTold:
+class CluesTold(Message):
     """To rank 0, ahead of ``TimesTold`` of the same step: what a rank noticed beside its times.
 
     Only where that is something.
@@ -55,29 +59,25 @@ class CluesTold:
     clues: StepClues
 
 
-@dataclass(frozen=True, slots=True)
-class HostTold:
+class HostTold(Message):
     """To rank 0, once a second or so: what a rank's process and machine went through."""
 
     clues: HostClues
 
 
-@dataclass(frozen=True, slots=True)
-class PlanAsked:
+class PlanAsked(Message):
     """To rank 0: a rank asks for the answer to step ``index`` before it has reported it."""
 
     index: int
 
 
-@dataclass(frozen=True, slots=True)
-class PlanTold:
+class PlanTold(Message):
     """From rank 0: a new plan, in force from the next answer on."""
 
     plan: Plan
 
 
-@dataclass(frozen=True, slots=True)
-class Answer:
+class Answer(Message):
     """From rank 0: the newest plan answers step ``index``, and those after it until one is due.
 
     Attributes:
@@ -94,48 +94,41 @@ class Answer:
     stops: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class HoldNothing:
+class HoldNothing(Message):
     """From rank 0: a rank waits for what others reduced, so that no report may be held."""
 
 
-@dataclass(frozen=True, slots=True)
-class StopAsked:
+class StopAsked(Message):
     """To rank 0: a rank wants all to stop after the same step."""
 
 
-@dataclass(frozen=True, slots=True)
-class DoneAsked:
+class DoneAsked(Message):
     """To rank 0: a rank waits until all have reported ``step``."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class DoneTold:
+class DoneTold(Message):
     """From rank 0: all ranks have reported ``step``."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class UnitsTold:
+class UnitsTold(Message):
     """To rank 0: a rank's units of a step."""
 
     step: int
     units: float
 
 
-@dataclass(frozen=True, slots=True)
-class UnitsSummed:
+class UnitsSummed(Message):
     """From rank 0: the units of a step over all ranks."""
 
     step: int
     total: float
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimAsked:
+class ClaimAsked(Message):
     """To rank 0: a rank claims what is left of a step.
 
     Attributes:
@@ -151,33 +144,29 @@ class ClaimAsked:
     own: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ClaimGranted:
+class ClaimGranted(Message):
     """From rank 0: what the rank computes next; nothing if it is done."""
 
     number: int
     claims: tuple[Claim, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NumbersTold:
+class NumbersTold(Message):
     """To rank 0: a rank's numbers, which all get once all have told theirs."""
 
     key: MailKey
     numbers: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NumbersPosted:
-    """From rank 0: integers, as the bytes of an array of ``kind`` in base 64."""
+class NumbersPosted(Message):
+    """From rank 0: integers, as the bytes of an array of ``kind``."""
 
     key: MailKey
     kind: str
-    data: str
+    data: bytes
 
 
-@dataclass(frozen=True, slots=True)
-class Reduced:
+class Reduced(Message):
     """To rank 0: what one rank put into one reduction of a model's gradients.
 
     Attributes:
@@ -196,31 +185,27 @@ class Reduced:
     checksum: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class StepsAsked:
+class StepsAsked(Message):
     """To rank 0: a rank asks which steps a reduction may be of."""
 
     key: ReductionKey
 
 
-@dataclass(frozen=True, slots=True)
-class StepsTold:
+class StepsTold(Message):
     """From rank 0: the steps that a reduction may be of, as far as other ranks know."""
 
     key: ReductionKey
     steps: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class NotFiniteTold:
+class NotFiniteTold(Message):
     """To rank 0: a rank's loss was not finite in ``step``, as seen in half precision or not."""
 
     step: int
     is_half: bool
 
 
-@dataclass(frozen=True, slots=True)
-class ScalesTold:
+class ScalesTold(Message):
     """To rank 0: the scales of the gradients at the models' outputs in a step of a rank.
 
     Attributes:
@@ -233,15 +218,13 @@ class ScalesTold:
     rows: tuple[ScaleRow, ...]
 
 
-@dataclass(frozen=True, slots=True)
-class LossRefused:
+class LossRefused(Message):
     """From rank 0: the loss is not what the balancer was told; the text says what it is."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class ProgressTold:
+class ProgressTold(Message):
     """To rank 0: how far a rank has come.
 
     Attributes:
@@ -257,13 +240,29 @@ class ProgressTold:
     awaited: Mapping[str, int] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True)
-class PlaceAsked:
+class PlaceAsked(Message):
     """From rank 0: a rank that keeps others waiting, or waits, is asked where it is."""
 
 
-@dataclass(frozen=True, slots=True)
-class SharesSeen:
+class Place(Message):
+    """To rank 0: where a thread is.
+
+    Attributes:
+        text: the innermost line of the user's own, for people.
+        in_collective: whether it may be waiting for others. False is no proof: a wait for a work in
+            flight has no Python frame of its own.
+        compiling: whether it is inside a compiler.
+        awaits_message: whether it waits for a message of another rank, as for the next batch's
+            plan.
+    """
+
+    text: str
+    in_collective: bool
+    compiling: bool
+    awaits_message: bool = False
+
+
+class SharesSeen(Message):
     """To rank 0: what one rank saw of the exchange of gradients in one step, over unequal links.
 
     Attributes:
@@ -283,22 +282,19 @@ class SharesSeen:
     spent_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True)
-class SharesTold:
+class SharesTold(Message):
     """From rank 0: a plan of who sums which part of the gradients, as ``SharesInForce`` has it."""
 
     plan: tuple[int, int, tuple[int, ...] | None, float | None, str, int | None]
 
 
-@dataclass(frozen=True, slots=True)
-class CollectiveBroke:
+class CollectiveBroke(Message):
     """To rank 0: a collective broke on a rank, in step ``step`` or after."""
 
     step: int
 
 
-@dataclass(frozen=True, slots=True)
-class RankLost:
+class RankLost(Message):
     """To rank 0 and from it: a rank was lost.
 
     Attributes:
@@ -313,8 +309,7 @@ class RankLost:
     done: int = -1
 
 
-@dataclass(frozen=True, slots=True)
-class RanksDiverged:
+class RanksDiverged(Message):
     """From rank 0: ranks reduced unlike gradients together.
 
     Attributes:
@@ -326,8 +321,7 @@ class RanksDiverged:
     text: str
 
 
-@dataclass(frozen=True, slots=True)
-class Goodbye:
+class Goodbye(Message):
     """To rank 0 and from it: a rank has ended its run.
 
     Attributes:
@@ -344,65 +338,24 @@ class Goodbye:
     failed: tuple[int, str] | None = None
 
 
-Message = (
-    StepReports
-    | TimesTold
-    | CluesTold
-    | HostTold
-    | PlanAsked
-    | PlanTold
-    | Answer
-    | HoldNothing
-    | StopAsked
-    | DoneAsked
-    | DoneTold
-    | UnitsTold
-    | UnitsSummed
-    | ClaimAsked
-    | ClaimGranted
-    | NumbersTold
-    | NumbersPosted
-    | Reduced
-    | StepsAsked
-    | StepsTold
-    | NotFiniteTold
-    | ScalesTold
-    | LossRefused
-    | ProgressTold
-    | PlaceAsked
-    | Place
-    | SharesSeen
-    | SharesTold
-    | CollectiveBroke
-    | RankLost
-    | RanksDiverged
-    | Goodbye
-)
-
-
-def written(messages: Sequence[Message]) -> list[Sequence[Any]]:
+def written(messages: Sequence[Message]) -> bytes:
     """Return messages as a connection carries them."""
-    return [_WRITERS[type(one)](one) for one in messages]
+    return _WRITER.encode(messages)
 
 
-def read(rows: Any) -> list[Message]:
+def read(data: bytes | bytearray) -> list[Message]:
     """Return the messages that came over a connection.
 
     Raises:
         MessageError: one is of no known kind, or has a field of another type.
     """
     try:
-        return [_READERS[kind](fields) for kind, *fields in rows]
-    except MessageError:
-        raise
-    except (KeyError, TypeError, ValueError):
-        raise MessageError(f"{short(rows)} is no list of known messages") from None
+        return _READER.decode(data)
+    except DecodeError as error:
+        raise MessageError(f"{error} in {bytes(data[:_LONGEST])!r}") from None
 
 
-def _writer(kind: type[Message]) -> Callable[[Message], Sequence[Any]]:
-    fields = kind.__match_args__
-    return attrgetter("__class__.__name__", *fields) if fields else lambda one: [kind.__name__]
-
-
-_WRITERS = {kind: _writer(kind) for kind in get_args(Message)}
-_READERS = {kind.__name__: record_reader(kind) for kind in get_args(Message)}
+_LONGEST = 80  # bytes of a message in an error
+_WRITER = msgpack.Encoder(enc_hook=float)  # numpy has floats of its own
+_KINDS: Any = Union[tuple(Message.__subclasses__())]  # noqa: UP007  # as many as there are
+_READER = msgpack.Decoder(list[_KINDS])

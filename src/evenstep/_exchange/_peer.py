@@ -6,9 +6,8 @@ import os
 import socket
 import threading
 from contextlib import suppress
-from typing import Any
 
-from ._wire import HEARTBEAT, Data, Text, Wire, decode
+from ._wire import HEARTBEAT, Data, Text, Wire
 
 _AT_ONCE = getattr(socket, "MSG_DONTWAIT", 0)  # where there is none, sending waits
 _MOST_BYTES = 1 << 16  # read at a time
@@ -78,7 +77,7 @@ class Peer:
                 self.connection.settimeout(_LAST_S)
                 self._flush(flags=0)
 
-    def receive(self) -> list[Any] | None:
+    def receive(self) -> list[Data] | None:
         """Read what has come; return its messages, or None where nothing of it is whole yet.
 
         Call it where the connection can be read: it would block. See ``end`` then.
@@ -87,12 +86,13 @@ class Peer:
         if self._buffer:
             self._buffer += data
         whole = self._buffer or data
-        messages, at = [], 0
+        messages: list[Data] = []
+        at = 0
         try:
             while at < len(whole) and (frame := self._wire.take(whole, at)) is not None:
                 text, at = frame
                 if text:
-                    messages.append(decode(text))
+                    messages.append(text)
         except ValueError as error:
             self.end = f"a message over its connection was refused: {error}"
         if self._buffer:

@@ -13,27 +13,10 @@ from itertools import takewhile
 from pathlib import Path
 from types import FrameType
 
+from ._message_kinds import Place
+
 _OURS = Path(__file__).parents[1].as_posix() + "/"
 _STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
-
-
-@dataclass(frozen=True, slots=True)
-class Place:
-    """Where a thread is.
-
-    Attributes:
-        text: the innermost line of the user's own, for people.
-        in_collective: whether it may be waiting for others. False is no proof: a wait for a work in
-            flight has no Python frame of its own.
-        compiling: whether it is inside a compiler.
-        awaits_message: whether it waits for a message of another rank, as for the next batch's
-            plan.
-    """
-
-    text: str
-    in_collective: bool
-    compiling: bool
-    awaits_message: bool = False
 
 
 ENDED = Place("past its training thread's end", in_collective=False, compiling=False)

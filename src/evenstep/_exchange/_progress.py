@@ -16,8 +16,8 @@ from time import monotonic
 
 from ._internal import say
 from ._losses import Losses
-from ._message_kinds import Message, PlaceAsked, ProgressTold
-from ._place import Framework, Place
+from ._message_kinds import Message, Place, PlaceAsked, ProgressTold
+from ._place import Framework
 from ._router import Router
 
 # A rank that compiles lives; but compilers hang too.

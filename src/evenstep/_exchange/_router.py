@@ -5,12 +5,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Any, Protocol, final
+from typing import Protocol, final
 
 from ._channel import StarChannel
 from ._internal import fault_in_words, log_fault
-from ._message_kinds import Message, RankLost, read, written
-from ._record import MessageError
+from ._message_kinds import Message, MessageError, RankLost, read, written
+from ._wire import Data
 
 
 class Part(Protocol):
@@ -120,10 +120,10 @@ class Router:
         if self._channel is not None:
             self._channel.send_all(written(messages))
 
-    def received(self, peer: int, rows: Any) -> None:
+    def received(self, peer: int, data: Data) -> None:
         """Take in what came from another rank, which is lost if it cannot be understood."""
         try:
-            self.take(peer, read(rows))
+            self.take(peer, read(data))
         except MessageError as error:
             self.owner.lose(peer, f"it sent what rank {self.rank} cannot read: {error}")
         except Exception as error:

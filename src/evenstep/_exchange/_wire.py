@@ -7,16 +7,15 @@ versions can tell each other so.
 from __future__ import annotations
 
 import hmac
-import json
 import struct
 from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any, NamedTuple, final
+from typing import NamedTuple, final
 
 from .. import __version__
 from ._world_check import refusal
 
-PROTOCOL = 16
+PROTOCOL = 17
 """Version of what ranks say to each other; it grows whenever that changes."""
 
 VERSION = f"{__version__} (protocol {PROTOCOL})"
@@ -29,7 +28,6 @@ _COUNT = struct.Struct("!Q")
 _LONGEST = 1 << 28  # bytes of a text: what is longer is no message
 _TAG_BYTES = 32
 _START = _HEAD.size + _TAG_BYTES  # of the text
-_SCAN = json.JSONDecoder().raw_decode
 
 
 class ProtocolError(ConnectionError):
@@ -47,27 +45,12 @@ Frame = tuple[Data, int]
 """What has arrived: the text of a message, empty for a heartbeat, and where the next begins."""
 
 
-def encode(message: Any) -> Text:
-    """Return a value as it goes over a connection: as JSON, a record as a list of its fields."""
-    data = _ENCODE(message).encode()
+def text_of(data: bytes) -> Text:
+    """Return a message that is to be sent."""
     return Text(data, _digest(data))
 
 
-def decode(text: Data) -> Any:
-    """Return the value that a text holds."""
-    found = str(text, "utf-8")
-    value, end = _SCAN(found)
-    if end != len(found):
-        raise ValueError(f"there is more after {end} characters of {len(found)}")
-    return value
-
-
-def _fields(record: Any) -> list[Any]:
-    return [getattr(record, name) for name in record.__match_args__]
-
-
 HEARTBEAT = Text(b"", b"")
-_ENCODE = json.JSONEncoder(check_circular=False, separators=(",", ":"), default=_fields).encode
 
 
 @final

@@ -12,8 +12,6 @@ from itertools import pairwise
 from types import CodeType
 from typing import Any
 
-from ._record import cut
-
 Facts = Mapping[str, Mapping[str, str]]
 """What a rank states: for each part (``""``, ``"loader 2"``), name to value, both as shown."""
 
@@ -134,6 +132,11 @@ def _parts(code: CodeType) -> Iterator[str]:
             yield from _parts(const)
         else:
             yield described(const)
+
+
+def cut(text: str, longest: int) -> str:
+    """Return a text of at most ``longest`` characters: the beginning of a longer one."""
+    return text if len(text) <= longest else f"{text[: longest - 4]} ..."
 
 
 def listed(ranks: Sequence[int]) -> str:

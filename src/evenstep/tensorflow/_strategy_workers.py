@@ -17,7 +17,8 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # not public: it has the service
 
 from .._exchange._loss_watch import lost_worker
-from .._exchange._place import ENDED, Framework, Place, file_of, frame_of, line_of_user
+from .._exchange._message_kinds import Place
+from .._exchange._place import ENDED, Framework, file_of, frame_of, line_of_user
 from ..exceptions import WorkerLostError, invalid
 
 _JOBS = ("chief", "worker")  # in the order of ranks

@@ -3,6 +3,7 @@
 import threading
 from dataclasses import replace
 
+import msgspec
 import pytest
 
 from evenstep.exceptions import WorkerLostError
@@ -26,7 +27,7 @@ def test_a_server_hears_of_the_end_once():
         grace_s=-1.0,
         framework=PLAIN,
     )
-    watch.received(0, [["Goodbye", 7, 7, 2, None]])
+    watch.received(0, msgspec.msgpack.encode([["Goodbye", 7, 7, 2, None]]))
     watch.lost(0, "its connection closed")
     watch.tick()
     assert not ends  # the last sums are on their way to a worker with a slow link
@@ -51,8 +52,10 @@ def test_a_server_stuck_with_a_lost_rank_is_ended():
         framework=replace(PLAIN, is_stuck=lambda thread_id: thread_id == threading.get_ident()),
         abort=ended.append,
     )
-    watch.received(0, [["Answer", 7, 9, 6, False], ["RankLost", 1, "it is silent", 6]])
-    watch.received(0, [["Goodbye", 6, 6, 2, [0, "rank 0 ended"]]])
+    watch.received(
+        0, msgspec.msgpack.encode([["Answer", 7, 9, 6, False], ["RankLost", 1, "it is silent", 6]])
+    )
+    watch.received(0, msgspec.msgpack.encode([["Goodbye", 6, 6, 2, [0, "rank 0 ended"]]]))
     watch.tick()
     assert not ended  # outside of a collective it comes by to hear of it
     watch.enter_collective()
@@ -86,7 +89,7 @@ def test_a_message_that_a_server_has_no_use_for_ends_the_run_by_name(row, words)
         grace_s=1.0,
         framework=PLAIN,
     )
-    watch.received(0, [row])
+    watch.received(0, msgspec.msgpack.encode([row]))
 
     with pytest.raises(WorkerLostError, match=rf"Rank 0 on a was lost: it sent .*{words}"):
         watch.check()

@@ -7,7 +7,7 @@ import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
-from typing import Any, final
+from typing import final
 
 from ..._exchange._channel import StarChannel
 from ..._exchange._loss_watch import LossWatch, lost_worker
@@ -16,6 +16,7 @@ from ..._exchange._message_kinds import (
     Goodbye,
     LossRefused,
     Message,
+    MessageError,
     PlanTold,
     RankLost,
     RanksDiverged,
@@ -25,7 +26,7 @@ from ..._exchange._message_kinds import (
     written,
 )
 from ..._exchange._place import Framework
-from ..._exchange._record import MessageError
+from ..._exchange._wire import Data
 from ...exceptions import WorkerLostError
 from ._reduction import Reduction
 
@@ -70,10 +71,10 @@ class ServerWatch:
         self._done = -1
         self._thread_id = 0
 
-    def received(self, peer: int, rows: Any) -> None:
+    def received(self, peer: int, data: Data) -> None:
         """Take in a loss or the end; plans, and that workers went different ways, are their own."""
         try:
-            messages = read(rows)
+            messages = read(data)
         except MessageError as error:
             self._lose(peer, f"it sent what a server cannot read: {error}")
             return

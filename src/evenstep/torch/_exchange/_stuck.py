@@ -6,10 +6,10 @@ from pathlib import Path
 
 import torch.distributed as dist
 
+from ..._exchange._message_kinds import Place
 from ..._exchange._place import (
     ENDED,
     Framework,
-    Place,
     awaits_message,
     file_of,
     frame_of,
