@@ -121,13 +121,13 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
 
 def one_message(number: int) -> Row:
     """Measure what a tag costs: at the sender, and at the receiver."""
-    caller, door = Wire(b"a key", is_caller=True), Wire(b"a key", is_caller=False)
+    caller, acceptor = Wire(b"a key", is_caller=True), Wire(b"a key", is_caller=False)
     text = text_of(written([StepReports(118, (Report(118, 32, 8192, 0.1234567, 0.001234),))]))
     began_s = perf_counter()
     messages = [caller.head(text) + text.data for _ in range(number)]
     sealed_s = perf_counter()
     for message in messages:
-        door.take(message)
+        acceptor.take(message)
     checked_s = perf_counter()
     each_s = (sealed_s - began_s) / number, (checked_s - sealed_s) / number
     return Row(

@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn import functional
 
 from benchmarks._common import Row, main, progress
-from evenstep._exchange._loss_scales import LossTrial
+from evenstep._exchange._loss_checks import LossTrial
 from evenstep._planner import Plan
 from evenstep._run._step_under_way import StepUnderWay
 from evenstep.torch._step._output_looks import Look, OutputWatch, look_at

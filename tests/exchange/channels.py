@@ -7,9 +7,8 @@ from queue import Queue
 
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._meeting import connect_star
-from evenstep._exchange._peer import Peer
 from evenstep._exchange._router import Router
-from evenstep._exchange._wire import Wire
+from evenstep._exchange._wire import Peer, Wire
 
 FAST = {"heartbeat_s": 0.05, "deadline_s": 0.4}
 

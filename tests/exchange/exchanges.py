@@ -13,8 +13,8 @@ import numpy as np
 from evenstep import Decision
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
-from evenstep._exchange._message_kinds import Place, StepReports
-from evenstep._exchange._place import ENDED, Framework, frame_of, line_of_user
+from evenstep._exchange._message_kinds import ENDED, StepReports, ThreadLocation
+from evenstep._exchange._threads import Framework, frame_of, line_of_user
 from evenstep._planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
 
@@ -26,7 +26,7 @@ def place_of(thread_id):
     frame = frame_of(thread_id)
     if frame is None:
         return ENDED
-    return Place(line_of_user(frame), in_collective=False, compiling=False)
+    return ThreadLocation(line_of_user(frame), in_collective=False, compiling=False)
 
 
 PLAIN = Framework(place_of, lambda thread_id: False, "whoever runs the tests does")

@@ -14,7 +14,7 @@ import threading
 import pytest
 
 from evenstep._exchange._channel import StarChannel
-from evenstep._exchange._process import has_ended, process_name
+from evenstep._exchange._threads import has_ended, process_name
 from evenstep._exchange._wire import Wire, text_of
 
 from .channels import FAST, Listener, channel_over, meet
@@ -155,7 +155,7 @@ def test_a_flood_of_connections_disturbs_no_run(star):
 
 STUCK = """
 import sys, threading
-from evenstep._exchange._process import end_process
+from evenstep._exchange._threads import end_process
 
 class Both:
     def write(self, text):

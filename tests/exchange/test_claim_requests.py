@@ -4,7 +4,7 @@ import threading
 
 import pytest
 
-from evenstep._exchange._message_kinds import ClaimGranted
+from evenstep._exchange._message_kinds import ClaimReply
 from evenstep._planner._claim_switch import ClaimSwitch
 from evenstep.claims import Hybrid
 from evenstep.claims._step_claims import Claim
@@ -98,7 +98,7 @@ def test_the_answer_to_a_claim_that_was_broken_off_is_nobody_elses(star):
         claiming, granted = in_thread(lambda: claims.claim(0))
         while claims.awaited is None:
             assert claiming.is_alive()
-        claims.received(0, ClaimGranted(0, (Claim(0, 4, 8),)))
+        claims.received(0, ClaimReply(0, (Claim(0, 4, 8),)))
     claiming.join(5)
 
     assert granted != [(Claim(0, 4, 8),)]

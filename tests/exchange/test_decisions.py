@@ -9,7 +9,7 @@ import pytest
 
 from evenstep import Decision
 from evenstep._exchange._decisions import Decisions
-from evenstep._exchange._message_kinds import TimesTold
+from evenstep._exchange._message_kinds import TimesReport
 from evenstep._planner import Job, Planner, Report
 from evenstep.events import (
     MeasurementRejected,
@@ -325,9 +325,9 @@ def test_where_the_time_went_is_told_when_all_have_said_it():
     decisions = Decisions(2, lag=0, answers=ranks, emit=ranks.events.append)
     long, short = [10**5] + [0] * 10, [10] * 11
     for step, row in enumerate((long, short)):
-        decisions.received(0, TimesTold(step, tuple(row)))
+        decisions.received(0, TimesReport(step, tuple(row)))
         assert len(ranks.events) == step
-        decisions.received(1, TimesTold(step, tuple(row)))
+        decisions.received(1, TimesReport(step, tuple(row)))
     assert [event.step for event in ranks.events] == [0]
     decisions.end()
     decisions.end()

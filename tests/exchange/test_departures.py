@@ -41,14 +41,14 @@ def test_a_rank_whose_collective_broke_learns_who_left(departs_first):
     """Though rank 0 alone hears of that, whichever it hears of first."""
     with three() as (_, asking, leaving):
         if departs_first:
-            leaving.losses.script_failed(ValueError("sample 17 has no label"))
+            leaving.lost_ranks.script_failed(ValueError("sample 17 has no label"))
             leaving.close()
-        asking.losses.enter_collective()
+        asking.lost_ranks.enter_collective()
         if not departs_first:
-            assert asking.losses.verdict(within_s=0.2) is None
-            leaving.losses.script_failed(ValueError("sample 17 has no label"))
+            assert asking.lost_ranks.verdict(within_s=0.2) is None
+            leaving.lost_ranks.script_failed(ValueError("sample 17 has no label"))
             leaving.close()
-        error = asking.losses.verdict(within_s=20)
+        error = asking.lost_ranks.verdict(within_s=20)
 
         assert "Rank 2 on c was lost: it raised ValueError: sample 17 has no label" in str(error)
         assert error.rank == 2
@@ -61,8 +61,8 @@ def test_a_rank_that_nobody_needs_is_no_loss():
         other.close()
         first.close()
 
-        assert not first.losses.is_broken
-        assert not other.losses.is_broken
+        assert not first.lost_ranks.is_broken
+        assert not other.lost_ranks.is_broken
 
 
 @pytest.mark.parametrize("told", ["reports", "ends"])

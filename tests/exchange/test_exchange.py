@@ -10,8 +10,7 @@ import msgspec
 import pytest
 
 from evenstep._exchange._message_kinds import StepReports, read
-from evenstep._exchange._peer import Peer
-from evenstep._exchange._wire import Wire
+from evenstep._exchange._wire import Peer, Wire
 from evenstep._planner import Report
 from evenstep.events import MeasurementRejected, StepMeasured
 from evenstep.exceptions import WorkerLostError
@@ -217,7 +216,7 @@ def test_an_answer_and_its_plan_are_one_message():
     other.close()
 
     assert [[type(one).__name__ for one in read(data)] for data in messages] == [
-        ["PlanTold", "Answer"]
+        ["PlanReply", "Answer"]
     ]
 
 
@@ -290,7 +289,7 @@ def test_a_loss_names_a_step_that_is_done_where_later_ones_are_answered(star):
         play(both, 28, reports=short)
         both[loser].lost(1 - loser, "it is gone")
         with pytest.raises(WorkerLostError, match=rf"complete on all ranks is {done}\."):
-            both[loser].losses.check()
+            both[loser].lost_ranks.check()
 
 
 @pytest.mark.parametrize("teller", [0, 1])
@@ -307,12 +306,12 @@ def test_a_loss_names_no_step_that_some_rank_is_still_in(star, teller):
     while both[0].newest_done < 3:
         pass
     both[teller].lost(1 - teller, "it is gone")
-    while not both[1].losses.is_broken:  # pytest's own limit ends it
+    while not both[1].lost_ranks.is_broken:  # pytest's own limit ends it
         pass
 
     for rank in {teller, 1}:
         with pytest.raises(WorkerLostError, match=r"complete on all ranks is 3\."):
-            both[rank].losses.check()
+            both[rank].lost_ranks.check()
 
 
 def in_a_hold(star, **settings):
@@ -411,7 +410,7 @@ def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
     both, _ = star(planner=gathering())
     play(both, 12, reports=short)
     both[1].close()
-    while not both[0].losses.left:  # pytest's own limit ends it
+    while not both[0].lost_ranks.left:  # pytest's own limit ends it
         pass
     begun = []
 
@@ -420,7 +419,7 @@ def test_rank_0_misses_a_rank_that_left_while_its_own_reports_are_held(star):
             begun.append(step)
             both[0].at(step)
             report(both[0], step, short(0, step, 8))
-            both[0].losses.check()
+            both[0].lost_ranks.check()
 
     with pytest.raises(WorkerLostError, match=r"Rank 1.* complete on all ranks is 11\."):
         go_on()

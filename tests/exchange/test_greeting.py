@@ -12,8 +12,7 @@ import threading
 
 import pytest
 
-from evenstep._exchange._door import Door
-from evenstep._exchange._greeting import Greeting, Newcomer, greet
+from evenstep._exchange._greeting import Acceptor, Greeting, PendingPeer, greet
 from evenstep._exchange._meeting import Meeting, connect_star, dial
 from evenstep._exchange._wire import VERSION, ProtocolError, text_of
 
@@ -119,7 +118,7 @@ def test_rank_zero_of_another_version_is_named(other):
 
     def answer():
         connection, _ = server.accept()
-        newcomer = Newcomer(connection, "t")
+        newcomer = PendingPeer(connection, "t")
         while newcomer.read() is None:
             pass
         text = text_of(json.dumps({"version": other}).encode())
@@ -145,7 +144,7 @@ def test_a_rank_that_is_turned_away_comes_again():
         for turn_away in (True, True, False):
             connection, _ = server.accept()
             num_calls.append(1)
-            newcomer = Newcomer(connection, "t")
+            newcomer = PendingPeer(connection, "t")
             while not turn_away and newcomer.read() is None:
                 pass
             if not turn_away:
@@ -171,13 +170,13 @@ class Full:
 
 @pytest.fixture
 def flooded():
-    """A door, its server, a rank that has answered there, and strangers who wait behind it."""
+    """An acceptor, its server, a rank that has answered there, and strangers who wait behind it."""
     with contextlib.ExitStack() as opened:
         server = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=256))
         server.setblocking(False)
         selector = opened.enter_context(selectors.DefaultSelector())
-        door = Door("t", selector, num_ranks=2)
-        opened.callback(door.close)
+        acceptor = Acceptor("t", selector, num_ranks=2)
+        opened.callback(acceptor.close)
 
         def call():
             return opened.enter_context(socket.create_connection(server.getsockname()))
@@ -186,13 +185,13 @@ def flooded():
         thread = threading.Thread(
             target=lambda: welcomes.append(greet(rank, "t", Greeting(1, None))[1])
         )
-        door.accept(server, 0.0)
+        acceptor.accept(server, 0.0)
         thread.start()
         ((key, _),) = selector.select(timeout=20)  # its answer is there, and is not read yet
         for _ in range(200):
             call()
-        yield door, server, key.data
-        connected, _ = door.let_in(key.data)
+        yield acceptor, server, key.data
+        connected, _ = acceptor.let_in(key.data)
         opened.callback(connected.close)
         thread.join(20)
         assert welcomes == [VERSION]
@@ -200,17 +199,17 @@ def flooded():
 
 def test_a_rank_that_has_answered_is_not_turned_away_for_strangers(flooded):
     """Three times as many strangers as there are places come before its answer is read."""
-    door, server, rank = flooded
+    acceptor, server, rank = flooded
     for _ in range(4):
-        door.accept(server, 0.0)
+        acceptor.accept(server, 0.0)
 
-    assert door.read(rank) == Greeting(1, None)
+    assert acceptor.read(rank) == Greeting(1, None)
 
 
 def test_nor_where_too_many_files_are_open(flooded):
     """A stranger goes, to make room for others."""
-    door, server, rank = flooded
-    door.accept(server, 0.0)
-    door.accept(Full(), 0.0)
+    acceptor, server, rank = flooded
+    acceptor.accept(server, 0.0)
+    acceptor.accept(Full(), 0.0)
 
-    assert door.read(rank) == Greeting(1, None)
+    assert acceptor.read(rank) == Greeting(1, None)

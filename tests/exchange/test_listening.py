@@ -11,9 +11,8 @@ import psutil
 import pytest
 
 from evenstep import torch as ours
-from evenstep._exchange._listening import interface_address, listen
-from evenstep._exchange._meeting import Meeting, connect_star, dial
-from evenstep._exchange._process import network_name, process_name
+from evenstep._exchange._meeting import Meeting, connect_star, dial, interface_address, listen
+from evenstep._exchange._threads import network_name, process_name
 
 from .channels import close_all, meet, rendezvous
 

@@ -5,9 +5,9 @@ from collections import defaultdict
 
 import pytest
 
+from evenstep._exchange._divergence import DivergenceCheck
 from evenstep._exchange._mailbox import Mailbox
-from evenstep._exchange._message_kinds import NumbersPosted, StepsTold
-from evenstep._exchange._ways import Ways
+from evenstep._exchange._message_kinds import NumbersReply, StepsReply
 from evenstep._planner import Job, Planner, Report
 
 from .channels import router
@@ -38,14 +38,14 @@ class Owner:
 
 def take_mail(asking):
     box = Mailbox(asking)
-    posted = NumbersPosted((0, 1, 0), "<u1", b"\x07")
+    posted = NumbersReply((0, 1, 0), "<u1", b"\x07")
     threading.Timer(0.1, lambda: box.received(0, posted)).start()
     assert box.take((0, 1, 0)).tolist() == [7]
 
 
 def ask_for_steps(asking):
-    ways = Ways(asking, differ=lambda found: None)
-    told = StepsTold((0, 3), (5,))
+    ways = DivergenceCheck(asking, differ=lambda found: None)
+    told = StepsReply((0, 3), (5,))
     threading.Timer(0.1, lambda: ways.received(0, told)).start()
     assert ways.steps_of((0, 3)) == (5,)
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep._exchange._loss_watch import LossWatch, lost_worker
+from evenstep._exchange._lost_ranks import FailureWatch, lost_worker
 from evenstep.exceptions import WorkerLostError
 
 LOSS = lost_worker(1, "b", "it is gone", done=6, restart="somebody does")
@@ -14,7 +14,7 @@ class Watched:
     def __init__(self, *, stuck=True):
         self.now_s = 100.0
         self.ended = []
-        self.watch = LossWatch(
+        self.watch = FailureWatch(
             grace_s=3.0,
             abort=self.ended.append,
             is_stuck=lambda thread_id: stuck and thread_id == 7,
@@ -78,7 +78,7 @@ def test_nobody_is_ended_who_can_hear_of_it():
 def test_collectives_are_broken_off_once_and_soon_after_a_loss():
     """After a third of the grace: who is in none hears of the loss by itself meanwhile."""
     now_s, released = [100.0], []
-    watch = LossWatch(
+    watch = FailureWatch(
         grace_s=3.0,
         abort=lambda message: None,
         is_stuck=lambda thread_id: False,
@@ -97,7 +97,7 @@ def test_collectives_are_broken_off_once_and_soon_after_a_loss():
 def test_who_was_released_late_has_all_of_the_grace_to_come_out():
     """On a machine so busy that the first look after the loss comes past the grace."""
     now_s, ended = [100.0], []
-    watch = LossWatch(
+    watch = FailureWatch(
         grace_s=3.0,
         abort=lambda message: ended.append(now_s[0]),
         is_stuck=lambda thread_id: True,

@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep._exchange._loss_scales import LossScales, LossTrial
-from evenstep._exchange._message_kinds import NotFiniteTold, ScalesTold
-from evenstep._exchange._not_finite import NotFinite
+from evenstep._exchange._loss_checks import LossScales, LossTrial, NotFinite
+from evenstep._exchange._message_kinds import NotFiniteReport, ScalesReport
 from evenstep.events import LossNotFinite
 
 from .channels import router
@@ -35,7 +34,7 @@ def books(said):
 def hear(books, rank, *steps, half=False):
     """Have rank 0 hear of a rank's steps."""
     for step in steps:
-        books.received(rank, NotFiniteTold(step, half))
+        books.received(rank, NotFiniteReport(step, half))
 
 
 def test_five_steps_in_a_row_are_said_with_the_first_and_its_ranks(books, said):
@@ -203,7 +202,7 @@ def compare(scales, slopes, *, left_out=(), first=0):
         for rank, size in enumerate(sizes):
             if (rank, step) not in left_out:
                 told = [(0, output, size**slope, size, 0.01) for output, slope in enumerate(slopes)]
-                scales.received(rank, ScalesTold(step, tuple(told)))
+                scales.received(rank, ScalesReport(step, tuple(told)))
 
 
 def test_what_is_as_it_was_said_is_no_news(scales, news):

@@ -6,13 +6,13 @@ import threading
 
 import pytest
 
-from evenstep._exchange._message_kinds import Place, ProgressTold
-from evenstep._exchange._place import frame_of
-from evenstep._exchange._progress import STEPS, UNITS, ProgressWatch
+from evenstep._exchange._message_kinds import ProgressReport, ThreadLocation
+from evenstep._exchange._progress import STEPS, UNITS, HangDetector
+from evenstep._exchange._threads import frame_of
 
-USERS = Place("at train.py:31 in forward", in_collective=False, compiling=False)
-WAITING = Place("at train.py:40 in step", in_collective=True, compiling=False)
-COMPILING = Place("at train.py:31 in forward", in_collective=False, compiling=True)
+USERS = ThreadLocation("at train.py:31 in forward", in_collective=False, compiling=False)
+WAITING = ThreadLocation("at train.py:40 in step", in_collective=True, compiling=False)
+COMPILING = ThreadLocation("at train.py:31 in forward", in_collective=False, compiling=True)
 WORLD, PAIR = "gloo group 0 (world)", "gloo group 1 (pair)"
 
 
@@ -20,14 +20,14 @@ class Watched:
     """A watch over three ranks, whose clock moves by a second a look."""
 
     def __init__(self, hang_s=90.0):
-        self.watch = ProgressWatch(["a", "b", "c"], hang_s=hang_s, heartbeat_s=1.0)
+        self.watch = HangDetector(["a", "b", "c"], hang_s=hang_s, heartbeat_s=1.0)
         self.now_s = 1000.0
         self.warnings = []
 
     def come_to(self, *counts, paused=()):
         """Have each rank come to what it is said to have counted."""
         for rank, of_rank in enumerate(counts):
-            self.watch.heard(rank, ProgressTold(of_rank, is_paused=rank in paused))
+            self.watch.heard(rank, ProgressReport(of_rank, is_paused=rank in paused))
         self.watch.look(self.now_s)  # sees that they moved
 
     def wait(self, num_looks, *, by_s=1.0, **places):
@@ -212,9 +212,9 @@ def test_without_a_limit_no_rank_hangs(place):
 def test_who_owes_the_message_that_others_wait_for_is_the_one_to_blame():
     """Of rank 0 all wait, and rank 0 of each other one; who sent it before is not behind."""
     waiting, sent = {"loader 0": 2}, {"loader 0": 1}
-    asks, owes = ProgressTold(awaited=waiting), ProgressTold(sent=sent)
-    cases = [([owes, asks, asks], 0), ([ProgressTold(), asks, asks], 0)]
-    cases += [([asks, ProgressTold(sent=waiting), owes], 2)]
+    asks, owes = ProgressReport(awaited=waiting), ProgressReport(sent=sent)
+    cases = [([owes, asks, asks], 0), ([ProgressReport(), asks, asks], 0)]
+    cases += [([asks, ProgressReport(sent=waiting), owes], 2)]
     for progress, culprit in cases:
         watched = Watched()
         for rank, told in enumerate(progress):
@@ -231,9 +231,9 @@ def test_who_owes_the_message_that_others_wait_for_is_the_one_to_blame():
 def test_a_rank_that_owes_a_message_may_wait_for_a_step_itself():
     """Rank 0 waits for rank 2, whose sizes the next plan needs, before it draws the next order."""
     watched = Watched()
-    watched.watch.heard(0, ProgressTold({STEPS: 7}))
-    watched.watch.heard(1, ProgressTold({STEPS: 7}, awaited={"loader 0": 1}))
-    watched.watch.heard(2, ProgressTold({STEPS: 6}))
+    watched.watch.heard(0, ProgressReport({STEPS: 7}))
+    watched.watch.heard(1, ProgressReport({STEPS: 7}, awaited={"loader 0": 1}))
+    watched.watch.heard(2, ProgressReport({STEPS: 6}))
 
     assert watched.wait(200)[0][0] == 2
 
@@ -242,7 +242,7 @@ def test_messages_that_are_sent_ahead_keep_none_waiting():
     """Ranks may read ahead by unlike numbers of steps, and all pause then."""
     watched = Watched()
     for rank in range(3):
-        watched.watch.heard(rank, ProgressTold(sent={"lengths of loader 0": 5 - rank}))
+        watched.watch.heard(rank, ProgressReport(sent={"lengths of loader 0": 5 - rank}))
 
     assert watched.wait(1000) == (None, 1000)
 

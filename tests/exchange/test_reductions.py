@@ -6,8 +6,8 @@ from contextlib import contextmanager
 
 import pytest
 
+from evenstep._exchange._divergence import Reductions
 from evenstep._exchange._message_kinds import Reduced
-from evenstep._exchange._reductions import Reductions
 
 
 def told(world_size, *reduced):

@@ -5,10 +5,9 @@ import threading
 
 import pytest
 
+from evenstep._exchange._exchange import ReportQueue
 from evenstep._exchange._message_kinds import HoldNothing, StepReports, read
-from evenstep._exchange._peer import Peer
-from evenstep._exchange._report_queue import ReportQueue
-from evenstep._exchange._wire import Wire
+from evenstep._exchange._wire import Peer, Wire
 
 from .channels import AllThere, Listener, channel_over, router
 

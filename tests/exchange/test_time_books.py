@@ -4,9 +4,8 @@ import pytest
 from msgspec.structs import replace
 
 from evenstep._diagnosis import HostClues, Phase, StepClues
-from evenstep._exchange._decisions import Decisions
-from evenstep._exchange._message_kinds import CluesTold, HostTold, TimesTold
-from evenstep._exchange._time_books import TimeBooks
+from evenstep._exchange._decisions import Decisions, TimeBooks
+from evenstep._exchange._message_kinds import CluesReport, HostReport, TimesReport
 from evenstep.events import StepsAccounted, WaitingDiagnosed
 
 
@@ -138,8 +137,8 @@ def test_clues_name_what_times_alone_cannot(books, told, clock, clues, host, cau
 @pytest.mark.parametrize(
     ("clue", "cause"),
     [
-        (CluesTold(0, StepClues(gc_us=50_000)), "garbage collection"),
-        (HostTold(HostClues(0, 0.15, run_delay_s=0.05)), "contention"),
+        (CluesReport(0, StepClues(gc_us=50_000)), "garbage collection"),
+        (HostReport(HostClues(0, 0.15, run_delay_s=0.05)), "contention"),
     ],
 )
 def test_clues_arrive_as_messages(told, clock, clue, cause):
@@ -153,11 +152,11 @@ def test_clues_arrive_as_messages(told, clock, clue, cause):
 
     decisions = Decisions(2, lag=0, answers=Soon(), emit=told.append, clock=clock)
     for step in range(50):
-        decisions.received(0, HostTold(HostClues(step, 0.15)))
-        at_step = replace(clue, step=step) if isinstance(clue, CluesTold) else clue
+        decisions.received(0, HostReport(HostClues(step, 0.15)))
+        at_step = replace(clue, step=step) if isinstance(clue, CluesReport) else clue
         decisions.received(1, at_step)
         for rank, (computed, waited) in enumerate([(100_000, 50_000), (150_000, 0)]):
-            decisions.received(rank, TimesTold(step, (0, computed, *[0] * 5, waited, 0, 0, 0)))
+            decisions.received(rank, TimesReport(step, (0, computed, *[0] * 5, waited, 0, 0, 0)))
     decisions.end()
     (last,) = diagnoses(told)
 

@@ -3,7 +3,7 @@
 import math
 import socket
 
-from evenstep._exchange._unit_sums import UnitSums
+from evenstep._exchange._mailbox import UnitSums
 
 from .channels import Reading, channel_over, router
 

@@ -53,7 +53,7 @@ def test_a_rank_that_fails_in_the_middle_of_a_report_is_named(star):
     report(both[0], 0, reports_of(0, 0, 8))
 
     both[1].last_step = 0  # and there it was interrupted
-    both[1].losses.script_failed(KeyboardInterrupt())
+    both[1].lost_ranks.script_failed(KeyboardInterrupt())
     both[1].close()
     closing = threading.Timer(5, both[0].close)  # or it would wait for ever
     closing.start()
@@ -89,7 +89,7 @@ def test_a_main_thread_stuck_in_a_collective_is_ended():
     ended = Queue()
     exchange, other = alone(grace_s=0.1, abort=ended.put, framework=STUCK)
 
-    exchange.losses.enter_collective()
+    exchange.lost_ranks.enter_collective()
     other.close()
 
     assert "Rank 1 on b was lost" in ended.get(timeout=5)
@@ -99,7 +99,7 @@ def test_a_main_thread_stuck_in_a_collective_is_ended():
 def outlast_the_grace(exchange, other):
     """Break the connection, and let two ticks pass that know of it: the grace, of 0 s, is over."""
     ticks, tick = Queue(), exchange.tick
-    exchange.tick = lambda: (tick(), ticks.put(exchange.losses.is_broken))
+    exchange.tick = lambda: (tick(), ticks.put(exchange.lost_ranks.is_broken))
     other.close()
     while not ticks.get(timeout=5):
         pass
@@ -111,11 +111,11 @@ def test_a_broken_collective_whose_error_is_handled_ends_nobody():
     ended = Queue()
     exchange, other = alone(grace_s=0.0, abort=ended.put)
 
-    exchange.losses.enter_collective()  # and never left: an error was raised in there
+    exchange.lost_ranks.enter_collective()  # and never left: an error was raised in there
     outlast_the_grace(exchange, other)
 
     assert ended.empty()
-    assert exchange.losses.verdict(within_s=1).rank == 1
+    assert exchange.lost_ranks.verdict(within_s=1).rank == 1
     exchange.close()
 
 
@@ -124,13 +124,13 @@ def test_outside_of_a_collective_nobody_is_ended():
     ended = Queue()
     exchange, other = alone(grace_s=0.0, abort=ended.put, framework=STUCK)
 
-    exchange.losses.enter_collective()
-    exchange.losses.leave_collective()
+    exchange.lost_ranks.enter_collective()
+    exchange.lost_ranks.leave_collective()
     outlast_the_grace(exchange, other)
 
     assert ended.empty()
     with pytest.raises(WorkerLostError, match="Rank 1 on b"):
-        exchange.losses.check()
+        exchange.lost_ranks.check()
     exchange.close()
 
 
@@ -159,9 +159,9 @@ def test_a_rank_that_hangs_is_an_error_where_it_is_waited_for(star):
 
     assert "test_waiting.py" in str(caught.value)  # this very thread plays both ranks
     assert isinstance(emitted.get(timeout=5), WorkerLost)
-    wait_for(lambda: both[1].losses.is_broken)
+    wait_for(lambda: both[1].lost_ranks.is_broken)
     with pytest.raises(WorkerLostError, match=r"Rank 1 on b"):
-        both[1].losses.check()
+        both[1].lost_ranks.check()
 
 
 def test_nobody_hangs_while_nobody_waits(star):
@@ -171,7 +171,7 @@ def test_nobody_hangs_while_nobody_waits(star):
         both[rank].at(0)
         report(both[rank], 0, reports_of(rank, 0, 8))
     looks = Queue()
-    look, both[0]._patrol.look = both[0]._patrol.look, lambda: looks.put(look())
+    look, both[0]._progress.look = both[0]._progress.look, lambda: looks.put(look())
     found = [looks.get(timeout=5) for _ in range(10)]
 
     assert found == [None] * 10
@@ -210,7 +210,7 @@ def test_an_answer_that_rank_0_never_gives_is_not_waited_for(star, trains, leave
         exchange.at(0)
 
     def leave():
-        leaving.losses.script_failed(ValueError("sample 17 has no label"))
+        leaving.lost_ranks.script_failed(ValueError("sample 17 has no label"))
         leaving.close()
 
     later = threading.Timer(0.0 if leaves_first else 0.3, leave)
@@ -235,10 +235,10 @@ def test_a_thread_that_looks_ahead_at_the_end_of_a_run_loses_nothing(star):
     ahead = threading.Thread(target=look_ahead)
     ahead.start()
     leaving.close()
-    while 0 not in waiting.losses.left:
+    while 0 not in waiting.lost_ranks.left:
         ahead.join(0.01)
-    waiting.losses.check_left()
+    waiting.lost_ranks.check_left()
 
-    assert not waiting.losses.is_broken
-    waiting.losses.lose(0, "the test ends")
+    assert not waiting.lost_ranks.is_broken
+    waiting.lost_ranks.lose(0, "the test ends")
     ahead.join()

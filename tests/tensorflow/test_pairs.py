@@ -33,7 +33,7 @@ def joined(**settings):
     with linked(TENSORFLOW, Planner(Fixed((3, 9)), Job(2, 12)), **settings) as pair:
         exchanges, happened, stars = pair
         for exchange, told in zip(exchanges, happened, strict=True):
-            exchange.losses.on_loss = lambda error, told=told: told.append(str(error))
+            exchange.lost_ranks.on_loss = lambda error, told=told: told.append(str(error))
         steps = [TrainingSteps(2, "mean") for _ in exchanges]
         for each, exchange in zip(steps, exchanges, strict=True):
             each.begin(exchange)
@@ -78,7 +78,7 @@ def test_a_worker_that_ends_its_run_early_is_named(pair):
     exchanges, steps, happened, _ = pair
     both_train(steps)
     exchanges[1].close()
-    lost = exchanges[0].losses.verdict(within_s=10)
+    lost = exchanges[0].lost_ranks.verdict(within_s=10)
 
     assert lost.rank == 1
     assert "Rank 1 on second was lost: it ended its run after step 0" in str(lost)
@@ -96,7 +96,7 @@ def test_the_next_step_does_not_begin_without_a_worker_that_ended_its_run(pair):
 
     def into_the_next():
         train(steps[0])
-        raise exchanges[0].losses.verdict(within_s=10)
+        raise exchanges[0].lost_ranks.verdict(within_s=10)
 
     # Which words, depends on whether the goodbye or the broken collective is heard of first.
     with pytest.raises(WorkerLostError, match=r"after step 0, others (are at 1|had not)"):
@@ -111,11 +111,11 @@ def test_a_batch_that_no_worker_trains_on_is_no_reason_to_need_one(pair):
         each.next_plan()
     exchanges[1].close()
 
-    assert exchanges[0].losses.verdict(within_s=0.0) is None
+    assert exchanges[0].lost_ranks.verdict(within_s=0.0) is None
     changed = exchanges[0]._router.changed
     with changed:
-        assert changed.wait_for(lambda: exchanges[0].losses.left, timeout=10)
-    assert not exchanges[0].losses.is_broken
+        assert changed.wait_for(lambda: exchanges[0].lost_ranks.left, timeout=10)
+    assert not exchanges[0].lost_ranks.is_broken
 
 
 def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
@@ -128,7 +128,7 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
     broken = tf.errors.UnavailableError(None, None, "a port")
 
     assert link.explain(broken).rank == 1
-    assert not first.losses.watch.in_collective
+    assert not first.lost_ranks.watch.in_collective
     assert link.explain(tf.errors.InvalidArgumentError(None, None, "shapes")) is None
 
 
@@ -166,7 +166,7 @@ def test_a_broken_connection_ends_the_collective_with_the_name_in_it(pair):
     (first, _), (steps, _), happened, stars = pair
     train(steps)
     stars[1][0].hang_up()
-    lost = first.losses.verdict(within_s=10)
+    lost = first.lost_ranks.verdict(within_s=10)
 
     assert lost is not None
     assert lost.rank == 1
@@ -186,17 +186,17 @@ def test_a_worker_that_hangs_while_its_process_lives_is_named(impatient):
     assert lost.value.rank == 1
     assert "; it is " in str(lost.value)  # where, as it said itself
     assert str(lost.value) in happened[0]
-    assert all(exchange.losses.is_broken for exchange in exchanges)
+    assert all(exchange.lost_ranks.is_broken for exchange in exchanges)
 
 
 def test_who_was_told_of_a_loss_may_take_its_time(pair):
     """It may be saving what there is, in TensorFlow's own code."""
     (first, _), (steps, _), _, _ = pair
     ended = []
-    first.losses.watch = type(first.losses.watch)(
+    first.lost_ranks.watch = type(first.lost_ranks.watch)(
         grace_s=-1.0, abort=ended.append, is_stuck=lambda thread_id: True
     )
-    first.losses.leave_collective = first.losses.watch.leave_collective
+    first.lost_ranks.leave_collective = first.lost_ranks.watch.leave_collective
     train(steps)
     first.lost(1, "it is gone")
     first.tick()

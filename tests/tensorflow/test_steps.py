@@ -29,7 +29,7 @@ class Written:
 
     def __init__(self):
         self.reports = []
-        self.losses = self
+        self.lost_ranks = self
 
     def report(self, step, made):
         self.reports += made()[-1].reports

@@ -20,14 +20,14 @@ def test_a_collective_of_the_balancers_own_names_who_broke_it():
     bracket = Bracket()
     with pytest.raises(RuntimeError, match="port 4711"), bracket():
         raise RuntimeError("port 4711")
-    bracket.watch = exchange.losses
+    bracket.watch = exchange.lost_ranks
 
     with pytest.raises(WorkerLostError, match="Rank 1 on b was lost") as caught, bracket():
         break_by_closing(other)  # in here: a loss known before needs no broken collective
     assert str(caught.value.__cause__) == "port 4711"
     with pytest.raises(WorkerLostError), bracket():  # known before: nobody goes in
         pytest.fail("a collective without the lost worker never ends")
-    assert exchange.losses.verdict(within_s=0) is None, "it is outside again"
+    assert exchange.lost_ranks.verdict(within_s=0) is None, "it is outside again"
     exchange.close()
 
 
@@ -35,11 +35,11 @@ def test_a_collective_inside_of_another_leaves_that_one_noted():
     """As between the forward and the backward of a sharded model."""
     exchange, other = alone()
     bracket = Bracket()
-    bracket.watch = exchange.losses
-    exchange.losses.enter_collective()
+    bracket.watch = exchange.lost_ranks
+    exchange.lost_ranks.enter_collective()
     with bracket():
         pass
 
     other.close()
-    assert exchange.losses.verdict(within_s=5).rank == 1
+    assert exchange.lost_ranks.verdict(within_s=5).rank == 1
     exchange.close()

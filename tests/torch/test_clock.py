@@ -367,8 +367,8 @@ def test_what_was_noticed_in_a_step_goes_ahead_of_its_times(watch):
 
     assert kinds == [
         ("StepReports", 0),
-        *("noticed in 0", ("TimesTold", 0), ("StepReports", 1)),
-        *("noticed in 1", ("TimesTold", 1), ("StepReports", 2)),
+        *("noticed in 0", ("TimesReport", 0), ("StepReports", 1)),
+        *("noticed in 1", ("TimesReport", 1), ("StepReports", 2)),
     ]
 
 

@@ -64,7 +64,7 @@ class Idle:
 
     def __init__(self, clock):
         self.units = LateUnits(clock)
-        self.losses = self.watch = self  # which keep what a step sets
+        self.lost_ranks = self.watch = self  # which keep what a step sets
         self.reports = []
 
     def report(self, step, made, **_):

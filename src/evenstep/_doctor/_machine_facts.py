@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from .._exchange._listening import interface_address, loopback
+from .._exchange._meeting import interface_address, loopback
 from ._cgroup_limits import CgroupLimits
 from ._checkup_facts import CpuFacts, NetworkFacts, RoomFacts
 from ._judge_machines import SLOWING

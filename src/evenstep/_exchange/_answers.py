@@ -1,4 +1,4 @@
-"""What rank 0 has decided and told after each step, and which steps all ranks have done."""
+"""What rank 0 has decided and told after each step, what all have done, and the stop."""
 
 from __future__ import annotations
 
@@ -6,9 +6,8 @@ import threading
 from collections.abc import Callable
 
 from .._planner import Plan
-from ._message_kinds import Answer, DoneAsked, DoneTold, Message, PlanTold
-from ._router import Rider, Router
-from ._stop import Stop
+from ._message_kinds import Answer, DoneReply, DoneRequest, Message, PlanReply, StopRequest
+from ._router import Extension, Router
 
 MOST_KEPT = 128
 """Answers, and the lag: claims come where a step is used, and loops may fetch ahead."""
@@ -16,6 +15,44 @@ MOST_KEPT = 128
 # The books of a step are kept this much later, in the middle of the next one: at once, they
 # would take Python's lock from the main thread on its way through the optimizer.
 _BOOKS_S = 0.005
+
+
+class Stop:
+    """What a rank knows of a stop: it travels with the messages of the steps.
+
+    A rank that wants one tells rank 0, which has all of them know with its next answer.
+
+    Attributes:
+        told: whether this very process was told to end.
+        asked: whether a rank known here wants to stop.
+        after: the answer from which on all ranks know; None as long as there is none.
+    """
+
+    kinds = (StopRequest,)
+
+    def __init__(self) -> None:
+        self.told = False
+        self.asked = False
+        self.after: int | None = None
+
+    def ask(self) -> None:
+        """Have all ranks stop. May be called from a signal handler."""
+        self.told = self.asked = True
+
+    def received(self, peer: int, message: Message) -> None:
+        """On rank 0: take in that a rank wants to stop."""
+        self.asked = True
+
+    def answer(self, index: int, due: int, done: int) -> Answer:
+        """On rank 0: return the answer to some steps, which has all ranks know."""
+        if self.asked and self.after is None:
+            self.after = index
+        return Answer(index, due, done, self.after is not None)
+
+    def hear(self, answer: Answer) -> None:
+        """Elsewhere: take in an answer."""
+        if answer.stops and self.after is None:
+            self.after = answer.index
 
 
 class Answers:
@@ -39,16 +76,16 @@ class Answers:
         newest_done: the newest step that all ranks have reported, as far as this rank has heard.
             That a step is answered says nothing of it: plans are known, or asked for, ahead.
         listeners: told of every new plan, on whichever thread learns of it.
-        riders: told before each answer, on rank 0.
+        extensions: told before each answer, on rank 0.
     """
 
-    kinds = (PlanTold, Answer, DoneAsked, DoneTold)
+    kinds = (PlanReply, Answer, DoneRequest, DoneReply)
 
     def __init__(self, router: Router, *, lag: int, stop: Stop) -> None:
         self._router = router
         self._stop = stop
         self._lock = threading.Lock()
-        self._untold: list[PlanTold] = []  # on rank 0
+        self._untold: list[PlanReply] = []  # on rank 0
         self._asking: dict[int, int] = {}  # on rank 0: who waits until which step is done
         self._plan: Plan | None = None
         self._lag = lag
@@ -57,14 +94,14 @@ class Answers:
         self.newest_done = -1
         self.due = 0
         self.listeners: list[Callable[[Plan], None]] = []
-        self.riders: list[Rider] = []
+        self.extensions: list[Extension] = []
 
     def announce(self, plan: Plan) -> None:
         """Tell all ranks a plan, if it is new. None may be left out: ranks replay them all."""
         if self._plan is not None and self._plan.epoch == plan.epoch:
             return
         with self._lock:
-            self._untold.append(PlanTold(plan))
+            self._untold.append(PlanReply(plan))
         self._router.later(self._tell, delay_s=0.0)
         self._hear(plan)
 
@@ -79,8 +116,8 @@ class Answers:
         """
         answer = self._stop.answer(index, due, done)
         self._keep(answer)  # claims need it before others know
-        for rider in self.riders:
-            rider.answers(through(answer))
+        for extension in self.extensions:
+            extension.answers(through(answer))
         self._tell(answer)
         self._publish(answer)
 
@@ -95,7 +132,7 @@ class Answers:
             for rank in known:
                 del self._asking[rank]
         for rank in known:
-            self._router.to(rank, DoneTold(self.newest_done))
+            self._router.to(rank, DoneReply(self.newest_done))
 
     def later(self, call: Callable[[], None]) -> None:
         """Make ``call`` when no rank waits for anything."""
@@ -119,18 +156,18 @@ class Answers:
     def received(self, peer: int, message: Message) -> None:
         """Take in a plan, an answer, or which steps are done; or, on rank 0, who asks for that."""
         match message:
-            case PlanTold(plan):
+            case PlanReply(plan):
                 self._hear(plan)
             case Answer():
                 self._stop.hear(message)
                 self.newest_done = max(self.newest_done, message.done)
                 self._keep(message)
                 self._publish(message)
-            case DoneAsked(step):
+            case DoneRequest(step):
                 with self._router.changed:
                     self._asking[peer] = step
                 self.completed(self.newest_done)
-            case DoneTold(step):
+            case DoneReply(step):
                 with self._router.changed:
                     self.newest_done = max(self.newest_done, step)
                     self._router.changed.notify_all()

@@ -17,9 +17,8 @@ from time import monotonic
 from typing import Any, Protocol
 
 from ._internal import say
-from ._peer import CLOSED, Peer
-from ._process import has_ended, process_name
-from ._wire import Data, Text, text_of
+from ._threads import has_ended, process_name
+from ._wire import CLOSED, Data, Peer, Text, text_of
 
 _FLUSH_S = 0.002  # between two looks whether a connection takes more
 _JOIN_S = 10.0  # at the close, for a policy that does not come to an end

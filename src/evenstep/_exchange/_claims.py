@@ -10,7 +10,7 @@ import numpy as np
 from .._planner import Plan
 from ..claims import Hybrid
 from ..claims._step_claims import Claim, StepClaims
-from ._message_kinds import ClaimAsked, ClaimGranted, Message
+from ._message_kinds import ClaimReply, ClaimRequest, Message
 from ._router import Router
 
 _KEPT_STEPS = 4  # ranks are at most a step apart: no rank claims from an older one
@@ -34,7 +34,7 @@ class Claims:
         claiming: on rank 0, who may still claim of that one.
     """
 
-    kinds = (ClaimAsked, ClaimGranted)
+    kinds = (ClaimRequest, ClaimReply)
 
     def __init__(self, router: Router, *, plan_of: Callable[[int], Plan]) -> None:
         self._router = router
@@ -65,7 +65,7 @@ class Claims:
             self._answer, self.awaited = None, step
             self._num_asked += 1
         try:
-            self._router.to_leader(ClaimAsked(self._num_asked, step, speed, own))
+            self._router.to_leader(ClaimRequest(self._num_asked, step, speed, own))
             self._router.need(lambda: self._answer is not None)
         finally:
             self.awaited = None
@@ -75,12 +75,12 @@ class Claims:
     def received(self, peer: int, message: Message) -> None:
         """Take in a claim, or what was granted."""
         match message:
-            case ClaimAsked(number, step, speed, own):
+            case ClaimRequest(number, step, speed, own):
                 granted = self._grant(peer, step, speed, own=own)
-                self._router.to(peer, ClaimGranted(number, granted))
+                self._router.to(peer, ClaimReply(number, granted))
                 if own or not granted:
                     self._is_done(peer, step)  # nothing is owed to it any more
-            case ClaimGranted(number, claims):
+            case ClaimReply(number, claims):
                 with self._router.changed:
                     if number == self._num_asked:
                         self._answer = claims

@@ -3,39 +3,108 @@
 from __future__ import annotations
 
 import logging
+import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from functools import partial
+from typing import final
 
 from .._planner import AbstractPlanner, Plan
 from ..events import Hook
-from ._answers import MOST_KEPT, Answers
+from ._answers import MOST_KEPT, Answers, Stop
 from ._channel import StarChannel
 from ._claims import Claims
 from ._decisions import Decisions
-from ._loss_scales import LossScales
-from ._losses import Losses
-from ._mailbox import Mailbox
+from ._divergence import DivergenceCheck
+from ._loss_checks import LossScales, NotFinite
+from ._lost_ranks import LostRanks
+from ._mailbox import Mailbox, UnitSums
 from ._message_kinds import (
-    DoneAsked,
+    DoneRequest,
+    HoldNothing,
     Message,
-    PlanAsked,
-    StopAsked,
+    PlanRequest,
+    StopRequest,
 )
-from ._not_finite import NotFinite
-from ._place import Framework
-from ._progress import STEPS, UNITS, Patrol
-from ._report_queue import ReportQueue
-from ._router import Rider, Router
-from ._stop import Stop
-from ._unit_sums import UnitSums
-from ._ways import Ways
+from ._progress import STEPS, UNITS, ProgressReporter
+from ._router import Extension, Router
+from ._threads import Framework
 from ._wire import Data
 
 _LOGGER = logging.getLogger("evenstep")
 _BEFORE_ALL = -1  # the plan of a run's first steps is no answer to a step's reports
 _LAST_CLAIMS_S = 30.0  # at the close, for a rank that left its last step in the middle
 _LAST_REPORTS_S = 10.0  # at the close, for what others hold: they send it with their next heartbeat
+
+
+@final
+class ReportQueue:
+    """Reports of steps that are on their way to rank 0.
+
+    The thread that trains only notes what makes a report. At a step that is due it wakes the
+    channel's thread, which makes, encodes and sends what was noted, and on rank 0 plans by it. A
+    heartbeat sends what was noted, too, and so does the end of the run. With one process the thread
+    that trains makes each report as it comes, so that no step has to make many.
+
+    Where a rank cannot tell which batch it has before it hears of the others', each report leaves
+    at once from then on: that rank may be the one for which all wait.
+
+    Reports leave in the order in which they came, whichever threads send them.
+
+    Args:
+        router: carries messages.
+    """
+
+    kinds = (HoldNothing,)
+
+    def __init__(self, router: Router) -> None:
+        self._router = router
+        self._lock = threading.RLock()  # of who sends
+        self._kept: deque[Callable[[], Sequence[Message]]] = deque()
+        self._wake = router.waker(self.flush)
+        self._holds = router.world_size > 1
+        self._is_sending = False
+
+    @property
+    def num_held(self) -> int:
+        """How many reports were noted and are not sent."""
+        return len(self._kept) + self._is_sending
+
+    def add(self, made: Callable[[], Sequence[Message]], *, is_due: bool) -> None:
+        """Note a report, and have it sent with those before it if it is due.
+
+        Args:
+            made: returns its messages, on any thread.
+            is_due: whether a plan waits for it.
+        """
+        self._kept.append(made)
+        if is_due or not self._holds:
+            self._wake()
+
+    def flush(self, *, waits: bool = True) -> None:
+        """Make and send what was noted.
+
+        Args:
+            waits: whether to wait for another thread that is at it.
+        """
+        if not self._lock.acquire(blocking=waits):
+            return
+        try:
+            self._is_sending = True
+            messages: list[Message] = []
+            while self._kept:
+                messages += self._kept.popleft()()
+            if messages:
+                self._router.to_leader(*messages)
+        finally:
+            self._is_sending = False
+            self._lock.release()
+
+    def received(self, peer: int, message: Message) -> None:
+        """Hold nothing any more."""
+        self._holds = False
+        self.flush()
 
 
 class Exchange:
@@ -71,7 +140,7 @@ class Exchange:
             nothing can.
 
     Attributes:
-        losses: who is gone, and what collectives the training thread may wait in.
+        lost_ranks: who is gone, and what collectives the training thread may wait in.
         stop: how all ranks come to stop.
         decisions: on rank 0.
         units, claims, mailbox, ways, not_finite, scales: what else ranks tell each other.
@@ -100,7 +169,7 @@ class Exchange:
         self._lag = lag
         self._framework = framework
         self._router = router = Router(rank, world_size, channel)
-        self.losses = Losses(
+        self.lost_ranks = LostRanks(
             router,
             tuple(hosts),
             framework,
@@ -110,11 +179,11 @@ class Exchange:
             abort=abort,
             release=release,
         )
-        self._patrol = Patrol(
+        self._progress = ProgressReporter(
             router,
             hosts[:world_size],
             framework,
-            losses=self.losses,
+            lost_ranks=self.lost_ranks,
             hang_s=hang_s,
             heartbeat_s=heartbeat_s,
         )
@@ -122,14 +191,14 @@ class Exchange:
         self._answers = Answers(router, lag=lag, stop=self.stop)
         self.decisions = Decisions(world_size, lag=lag, answers=self._answers, emit=emit)
         self._reports = ReportQueue(router)
-        self.units = UnitSums(router, came_to=partial(self._patrol.counts.__setitem__, UNITS))
+        self.units = UnitSums(router, came_to=partial(self._progress.counts.__setitem__, UNITS))
         self.claims = Claims(router, plan_of=self._plan_of)
         self.mailbox = Mailbox(router)
-        self.ways = Ways(router, differ=self.losses.end)
+        self.divergence = DivergenceCheck(router, differ=self.lost_ranks.end)
         self.not_finite = NotFinite(router, emit=emit)
-        self.scales = LossScales(router, refuse=self.losses.end, warn=_LOGGER.warning)
-        router.add(self.losses, self._patrol, self.stop, self._answers, self.decisions)
-        router.add(self._reports, self.units, self.claims, self.mailbox, self.ways)
+        self.scales = LossScales(router, refuse=self.lost_ranks.end, warn=_LOGGER.warning)
+        router.add(self.lost_ranks, self._progress, self.stop, self._answers, self.decisions)
+        router.add(self._reports, self.units, self.claims, self.mailbox, self.divergence)
         router.add(self.not_finite, self.scales)
         self._first_step: int | None = None
         self.last_step = self.last_used = self._newest_needed = -1
@@ -142,17 +211,17 @@ class Exchange:
         if self._channel is not None:
             self._channel.start(self)
 
-    def add(self, rider: Rider) -> None:
-        """Have ``rider`` take part in every step from the first on.
+    def add(self, extension: Extension) -> None:
+        """Have ``extension`` take part in every step from the first on.
 
         As it has plans and reports of its own, every step is due.
         """
-        self._router.add(rider)
-        self._answers.riders.append(rider)
+        self._router.add(extension)
+        self._answers.extensions.append(extension)
         self.decisions.holds = False
 
     def tell_workers(self, message: Message) -> None:
-        """On rank 0: send a rider's message to all other workers, ahead of the next answer."""
+        """On rank 0: send an extension's message to all other workers, ahead of the next answer."""
         self._router.to_workers(message)
 
     def lead(self, planner: AbstractPlanner) -> None:
@@ -183,14 +252,14 @@ class Exchange:
         self.last_step = max(step, self.last_step)
         if is_used:
             self.last_used = self.last_step
-        first: list[Message] = [StopAsked()] if self.stop.asked else []
-        for rider in self._answers.riders:
-            first += rider.along()
+        first: list[Message] = [StopRequest()] if self.stop.asked else []
+        for extension in self._answers.extensions:
+            first += extension.along()
         is_due = step >= self._answers.due
         self._reports.add((lambda: (*first, *made())) if first else made, is_due=is_due)
-        if self.losses.left:
-            self.losses.check_left()
-        self._patrol.counts[STEPS] = self.last_step
+        if self.lost_ranks.left:
+            self.lost_ranks.check_left()
+        self._progress.counts[STEPS] = self.last_step
 
     def tell(self, messages: Sequence[Message]) -> None:
         """Send messages to rank 0 that no plan waits for, with the reports of this rank."""
@@ -210,20 +279,20 @@ class Exchange:
             WorkerLostError: a worker that is needed for it was lost.
             RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
-        losses = self.losses
+        lost_ranks = self.lost_ranks
         if trains:
-            losses.watch.collective_s = None
-            losses.thread_id = self._framework.training_thread()
+            lost_ranks.watch.collective_s = None
+            lost_ranks.thread_id = self._framework.training_thread()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
-            self._patrol.counts |= {STEPS: step - 1, UNITS: step - 1}
+            self._progress.counts |= {STEPS: step - 1, UNITS: step - 1}
         answers, stop, index = self._answers, self.stop, step - 1 - self._lag
         if index < self._first_step:
             index = _BEFORE_ALL
-        if losses.wrong is not None:
-            raise losses.wrong
+        if lost_ranks.wrong is not None:
+            raise lost_ranks.wrong
         if may_look_ahead and index > max(self.last_step, answers.newest):
-            self._router.to_leader(PlanAsked(index))
+            self._router.to_leader(PlanRequest(index))
         self._awaited[trains] = index
         if answers.newest < index:
             answers.wait_for(index)
@@ -239,8 +308,8 @@ class Exchange:
             WorkerLostError: one of them has ended its run before that step.
         """
         self._newest_needed = step
-        self.losses.check_left()
-        self.losses.check()
+        self.lost_ranks.check_left()
+        self.lost_ranks.check()
 
     def hear_out(self, step: int, *, limit_s: float) -> None:
         """Wait until all ranks have reported a step, or never will.
@@ -253,7 +322,7 @@ class Exchange:
             limit_s: for how long at most.
         """
         self.report_all()
-        self._router.to_leader(DoneAsked(step))
+        self._router.to_leader(DoneRequest(step))
         self._router.wait(partial(self._is_heard_out, step), limit_s=limit_s)
 
     def report_all(self) -> None:
@@ -262,7 +331,7 @@ class Exchange:
 
     def pause(self) -> AbstractContextManager[None]:
         """Return a context in which this rank works alone, and does not count as hanging."""
-        return self._patrol.pause()
+        return self._progress.pause()
 
     def close(self) -> None:
         """Say goodbye and stop. May be called again.
@@ -271,15 +340,15 @@ class Exchange:
         still claim what is left of the last step: rank 0 answers until they are through. It stays
         for the last reports of all, too, unless an error ended its run.
         """
-        self.losses.leave_collective()
-        for rider in self._answers.riders:
-            rider.close()
+        self.lost_ranks.leave_collective()
+        for extension in self._answers.extensions:
+            extension.close()
         if self._channel is not None:
             self.report_all()
             self._router.wait(self._are_through, limit_s=_LAST_CLAIMS_S)
-            if self._router.rank == 0 and not self.losses.has_failed:
+            if self._router.rank == 0 and not self.lost_ranks.has_failed:
                 self.hear_out(self.last_used, limit_s=_LAST_REPORTS_S)
-            self._router.to_everyone(self.losses.goodbye(self.num_loops))
+            self._router.to_everyone(self.lost_ranks.goodbye(self.num_loops))
             self._router.close()
             self._channel = None
         self.decisions.end()
@@ -291,14 +360,14 @@ class Exchange:
 
     def lost(self, peer: int, problem: str) -> None:
         """Take notice of a broken or silent connection."""
-        self.losses.disconnected(peer, problem)
+        self.lost_ranks.disconnected(peer, problem)
 
     def tick(self) -> None:
         """Look who keeps the others waiting; act on a loss."""
         self._reports.flush(waits=False)
-        if not self.losses.is_broken and (hung := self._patrol.look()) is not None:
-            self.losses.lose(*hung)
-        self.losses.act(told_to_end=self.stop.told)
+        if not self.lost_ranks.is_broken and (hung := self._progress.look()) is not None:
+            self.lost_ranks.lose(*hung)
+        self.lost_ranks.act(told_to_end=self.stop.told)
 
     @property
     def newest_needed(self) -> int:
@@ -321,13 +390,17 @@ class Exchange:
     def waits_for(self, rank: int) -> int | None:
         """Return the step that waits for what only ``rank`` could send; None if none does."""
         waiting = self.units.waits_for(rank)
-        if waiting is None and self._router.rank == 0 and self.losses.failure_of(rank) is not None:
+        if (
+            waiting is None
+            and self._router.rank == 0
+            and self.lost_ranks.failure_of(rank) is not None
+        ):
             waiting = self.decisions.waits_for(rank)  # an error in a report leaves it unsent
         if waiting is None and rank == 0:
             waiting = self.claims.awaited
         if waiting is None and rank == 0 and self._misses_an_answer():
             waiting = self.last_step + 1
-        if waiting is None and (self.mailbox.misses(rank) or self.ways.misses(rank)):
+        if waiting is None and (self.mailbox.misses(rank) or self.divergence.misses(rank)):
             waiting = self.last_step + 1
         return waiting
 
@@ -336,7 +409,7 @@ class Exchange:
 
         A thread that fetches ahead may do so at the end of a run that went well.
         """
-        failed = self.losses.failure_of(0) is not None
+        failed = self.lost_ranks.failure_of(0) is not None
         awaited = [index for trains, index in self._awaited.items() if trains or failed]
         return any(index > self._answers.newest for index in awaited)
 
@@ -348,13 +421,13 @@ class Exchange:
 
     def _is_heard_out(self, step: int) -> bool:
         """Tell whether all have reported a step, or who could tell has left."""
-        left, is_leader = self.losses.left, self._router.rank == 0
+        left, is_leader = self.lost_ranks.left, self._router.rank == 0
         is_over = len(left) == self._router.world_size - 1 if is_leader else 0 in left
         return is_over or self._answers.newest_done >= step
 
     def _are_through(self) -> bool:
         """Tell whether no rank will claim more of a step that this rank has done its part of."""
-        step, claiming = self.claims.newest, self.claims.claiming - self.losses.left
+        step, claiming = self.claims.newest, self.claims.claiming - self.lost_ranks.left
         if self._router.rank in claiming or self.last_step < step:
             return True
         return not claiming or self._answers.newest >= step

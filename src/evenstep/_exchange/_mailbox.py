@@ -1,14 +1,15 @@
-"""Integers that workers tell each other under a key, and take when they need them."""
+"""Numbers that workers tell each other beside the plans: integers by key, units of steps."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 import numpy as np
 
 from .._types import IntArray
-from ._message_kinds import MailKey, Message, NumbersPosted, NumbersTold
+from ._message_kinds import MailKey, Message, NumbersReply, NumbersReport, UnitsReply, UnitsReport
 from ._router import Router
 
 _KEPT_ROUNDS = 8  # a loop may be left for another one, and gone on with
@@ -25,7 +26,7 @@ class Mailbox:
         router: carries messages.
     """
 
-    kinds = (NumbersTold, NumbersPosted)
+    kinds = (NumbersReport, NumbersReply)
 
     def __init__(self, router: Router) -> None:
         self._router = router
@@ -69,14 +70,14 @@ class Mailbox:
 
         What is returned raises ``WorkerLostError`` if a worker was lost before it told its own.
         """
-        self._router.to_leader(NumbersTold(key, tuple(numbers)))
+        self._router.to_leader(NumbersReport(key, tuple(numbers)))
         self._router.sent[_name(key)] = key[1]
         return lambda: self._take_all(key).reshape(self._router.world_size, -1).tolist()
 
     def post(self, key: MailKey, ints: IntArray) -> None:
         """On rank 0: send integers to every other worker, in as few bytes each as they fit into."""
         kind = next(kind for kind in _KINDS if np.array_equal(ints.astype(kind), ints))
-        self._router.to_workers(NumbersPosted(key, kind, ints.astype(kind).tobytes()))
+        self._router.to_workers(NumbersReply(key, kind, ints.astype(kind).tobytes()))
 
     def take(self, key: MailKey) -> IntArray:
         """Return what rank 0 posted under ``key``, once it is here; only once.
@@ -113,9 +114,9 @@ class Mailbox:
     def received(self, peer: int, message: Message) -> None:
         """Take in integers of a rank, or for this one."""
         match message:
-            case NumbersTold(key, numbers):
+            case NumbersReport(key, numbers):
                 self._collect(peer, key, numbers)
-            case NumbersPosted(key, kind, data):
+            case NumbersReply(key, kind, data):
                 self._put(key, np.frombuffer(data, kind).astype(np.int64))
 
     def _collect(self, rank: int, key: MailKey, numbers: Sequence[int]) -> None:
@@ -139,3 +140,85 @@ class Mailbox:
 def _name(key: MailKey) -> str:
     """Return what the watch on hangs calls the messages about one loader."""
     return f"the order of loader {key[0]}" if key[0] >= 0 else f"the samples of loader {~key[0]}"
+
+
+class UnitSum:
+    """The units of one step over all ranks.
+
+    Attributes:
+        total: the sum; None while it is not known.
+    """
+
+    def __init__(self) -> None:
+        self.total: float | None = None
+
+
+class UnitSums:
+    """One rank's side of the sums: every rank tells rank 0, which tells all.
+
+    One small message each way a step, sent without waiting. All ranks divide by the same bits,
+    since rank 0 alone adds up.
+
+    Args:
+        router: carries messages.
+        came_to: told of each step whose units this rank has told.
+    """
+
+    kinds = (UnitsReport, UnitsReply)
+
+    def __init__(self, router: Router, *, came_to: Callable[[int], None]) -> None:
+        self._router = router
+        self._came_to = came_to
+        self._arrived: dict[int, dict[int, float]] = {}  # on rank 0, by step
+        self._awaited: dict[int, UnitSum] = {}
+
+    def add(self, step: int, units: float) -> UnitSum:
+        """Send this rank's units of ``step``; return where the sum will be found."""
+        self._awaited[step] = awaited = UnitSum()
+        self._router.to_leader(UnitsReport(step, units))
+        self._came_to(step)
+        return awaited
+
+    def wait(self, unit_sum: UnitSum) -> None:
+        """Wait until a sum is known.
+
+        Raises:
+            WorkerLostError: a worker was lost whose units are missing.
+        """
+        self._router.need(lambda: unit_sum.total is not None)
+
+    def waits_for(self, rank: int) -> int | None:
+        """Return a step whose sum misses ``rank``'s message; None if there is none.
+
+        For a rank that has left: what it sent came before its goodbye, so the rest never will.
+        """
+        if self._router.rank != 0:
+            return min(tuple(self._awaited), default=None) if rank == 0 else None
+        with self._router.changed:
+            return min((k for k, known in self._arrived.items() if rank not in known), default=None)
+
+    def received(self, peer: int, message: Message) -> None:
+        """Take in units, or a sum."""
+        match message:
+            case UnitsReport(step, units):
+                self._take(peer, step, units)
+            case UnitsReply(step, total):
+                self._publish(step, total)
+
+    def _take(self, rank: int, step: int, units: float) -> None:
+        """On rank 0: take in a rank's units, and tell all ranks the sum if they are the last."""
+        with self._router.changed:
+            arrived = self._arrived.setdefault(step, {})
+            arrived[rank] = units
+            if len(arrived) < self._router.world_size:
+                return
+            del self._arrived[step]
+        total = math.fsum(arrived.values())
+        self._router.to_workers(UnitsReply(step, total))
+        self._publish(step, total)
+
+    def _publish(self, step: int, total: float) -> None:
+        awaited = self._awaited.pop(step, None)
+        if awaited is not None:
+            awaited.total = total
+            self._router.notify()

@@ -23,7 +23,7 @@ ReductionKey = tuple[int, int]
 """A model's number, and that of its reduction."""
 
 ScaleRow = tuple[int, int, float, float, float]
-"""Model, output, scale, size and variance, as in ``ScalesTold``."""
+"""Model, output, scale, size and variance, as in ``ScalesReport``."""
 
 
 class MessageError(ValueError):
@@ -42,15 +42,15 @@ class StepReports(Message):
     reports: tuple[Report, ...]
 
 
-class TimesTold(Message):
+class TimesReport(Message):
     """To rank 0: the microseconds of each ``Phase`` that a rank spent in a step that is over."""
 
     step: int
     spent_us: tuple[int, ...]
 
 
-class CluesTold(Message):
-    """To rank 0, ahead of ``TimesTold`` of the same step: what a rank noticed beside its times.
+class CluesReport(Message):
+    """To rank 0, ahead of ``TimesReport`` of the same step: what a rank noticed beside its times.
 
     Only where that is something.
     """
@@ -59,19 +59,19 @@ class CluesTold(Message):
     clues: StepClues
 
 
-class HostTold(Message):
+class HostReport(Message):
     """To rank 0, once a second or so: what a rank's process and machine went through."""
 
     clues: HostClues
 
 
-class PlanAsked(Message):
+class PlanRequest(Message):
     """To rank 0: a rank asks for the answer to step ``index`` before it has reported it."""
 
     index: int
 
 
-class PlanTold(Message):
+class PlanReply(Message):
     """From rank 0: a new plan, in force from the next answer on."""
 
     plan: Plan
@@ -98,37 +98,37 @@ class HoldNothing(Message):
     """From rank 0: a rank waits for what others reduced, so that no report may be held."""
 
 
-class StopAsked(Message):
+class StopRequest(Message):
     """To rank 0: a rank wants all to stop after the same step."""
 
 
-class DoneAsked(Message):
+class DoneRequest(Message):
     """To rank 0: a rank waits until all have reported ``step``."""
 
     step: int
 
 
-class DoneTold(Message):
+class DoneReply(Message):
     """From rank 0: all ranks have reported ``step``."""
 
     step: int
 
 
-class UnitsTold(Message):
+class UnitsReport(Message):
     """To rank 0: a rank's units of a step."""
 
     step: int
     units: float
 
 
-class UnitsSummed(Message):
+class UnitsReply(Message):
     """From rank 0: the units of a step over all ranks."""
 
     step: int
     total: float
 
 
-class ClaimAsked(Message):
+class ClaimRequest(Message):
     """To rank 0: a rank claims what is left of a step.
 
     Attributes:
@@ -144,21 +144,21 @@ class ClaimAsked(Message):
     own: bool
 
 
-class ClaimGranted(Message):
+class ClaimReply(Message):
     """From rank 0: what the rank computes next; nothing if it is done."""
 
     number: int
     claims: tuple[Claim, ...]
 
 
-class NumbersTold(Message):
+class NumbersReport(Message):
     """To rank 0: a rank's numbers, which all get once all have told theirs."""
 
     key: MailKey
     numbers: tuple[int, ...]
 
 
-class NumbersPosted(Message):
+class NumbersReply(Message):
     """From rank 0: integers, as the bytes of an array of ``kind``."""
 
     key: MailKey
@@ -185,27 +185,27 @@ class Reduced(Message):
     checksum: int = 0
 
 
-class StepsAsked(Message):
+class StepsRequest(Message):
     """To rank 0: a rank asks which steps a reduction may be of."""
 
     key: ReductionKey
 
 
-class StepsTold(Message):
+class StepsReply(Message):
     """From rank 0: the steps that a reduction may be of, as far as other ranks know."""
 
     key: ReductionKey
     steps: tuple[int, ...]
 
 
-class NotFiniteTold(Message):
+class NotFiniteReport(Message):
     """To rank 0: a rank's loss was not finite in ``step``, as seen in half precision or not."""
 
     step: int
     is_half: bool
 
 
-class ScalesTold(Message):
+class ScalesReport(Message):
     """To rank 0: the scales of the gradients at the models' outputs in a step of a rank.
 
     Attributes:
@@ -224,7 +224,7 @@ class LossRefused(Message):
     text: str
 
 
-class ProgressTold(Message):
+class ProgressReport(Message):
     """To rank 0: how far a rank has come.
 
     Attributes:
@@ -240,11 +240,11 @@ class ProgressTold(Message):
     awaited: Mapping[str, int] = field(default_factory=dict)
 
 
-class PlaceAsked(Message):
+class LocationRequest(Message):
     """From rank 0: a rank that keeps others waiting, or waits, is asked where it is."""
 
 
-class Place(Message):
+class ThreadLocation(Message):
     """To rank 0: where a thread is.
 
     Attributes:
@@ -262,7 +262,10 @@ class Place(Message):
     awaits_message: bool = False
 
 
-class SharesSeen(Message):
+ENDED = ThreadLocation("past its training thread's end", in_collective=False, compiling=False)
+
+
+class SharesReport(Message):
     """To rank 0: what one rank saw of the exchange of gradients in one step, over unequal links.
 
     Attributes:
@@ -282,7 +285,7 @@ class SharesSeen(Message):
     spent_s: float = 0.0
 
 
-class SharesTold(Message):
+class SharesReply(Message):
     """From rank 0: a plan of who sums which part of the gradients, as ``SharesInForce`` has it."""
 
     plan: tuple[int, int, tuple[int, ...] | None, float | None, str, int | None]

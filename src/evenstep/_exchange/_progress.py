@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from time import monotonic
 
 from ._internal import say
-from ._losses import Losses
-from ._message_kinds import Message, Place, PlaceAsked, ProgressTold
-from ._place import Framework
+from ._lost_ranks import LostRanks
+from ._message_kinds import LocationRequest, Message, ProgressReport, ThreadLocation
 from ._router import Router
+from ._threads import Framework
 
 # A rank that compiles lives; but compilers hang too.
 COMPILING_TIMES = 3
@@ -52,7 +52,7 @@ class Finding:
     hung: str | None = None
 
 
-class ProgressWatch:
+class HangDetector:
     """Measures how long a rank stands still while others are ahead of it.
 
     A pause that all ranks share (an evaluation, a checkpoint) is none here, however long: none is
@@ -80,21 +80,21 @@ class ProgressWatch:
         self._hang_s = hang_s
         self._heartbeat_s = heartbeat_s
         self._seen_s: float | None = None
-        self._progress = [ProgressTold() for _ in hosts]
+        self._progress = [ProgressReport() for _ in hosts]
         self._moved: set[int] = set()
         self._late_s = dict.fromkeys(range(len(hosts)), 0.0)  # behind, and without a move
-        self._places: dict[int, Place] = {}
+        self._places: dict[int, ThreadLocation] = {}
         self._warned: set[int] = set()
         self._left: set[int] = set()
         self._failed: dict[int, tuple[int, str]] = {}
 
-    def heard(self, rank: int, progress: ProgressTold) -> None:
+    def heard(self, rank: int, progress: ProgressReport) -> None:
         """Take in how far a rank has come."""
         if progress != self._progress[rank]:
             self._progress[rank] = progress
             self._moved.add(rank)
 
-    def found(self, rank: int, place: Place) -> None:
+    def found(self, rank: int, place: ThreadLocation) -> None:
         """Take in where a rank is that was asked."""
         self._places[rank] = place
 
@@ -106,7 +106,7 @@ class ProgressWatch:
             failed: who is to blame, and why, if it was an error that ended its run.
         """
         if failed is None:
-            self.heard(rank, ProgressTold())
+            self.heard(rank, ProgressReport())
             self._left.add(rank)
         else:
             self._failed[rank] = failed
@@ -235,7 +235,7 @@ class ProgressWatch:
         return _OWN.get(name, f"come to collective {{}} of {name}").format(count)
 
 
-class Patrol:
+class ProgressReporter:
     """One rank's side of the watch: it tells rank 0 how far it is, and where, if it is asked.
 
     Args:
@@ -243,7 +243,7 @@ class Patrol:
         hosts: host name of every rank.
         framework: tells where a thread is, and how many collectives have begun. Those up to now
             do not count.
-        losses: knows who has ended its run, and which thread trains.
+        lost_ranks: knows who has ended its run, and which thread trains.
         hang_s: seconds after which a rank counts as hanging; None is never.
         heartbeat_s: seconds between two looks.
 
@@ -251,7 +251,7 @@ class Patrol:
         counts: to which step this rank has come, in each of the counts that are our own.
     """
 
-    kinds = (ProgressTold, PlaceAsked, Place)
+    kinds = (ProgressReport, LocationRequest, ThreadLocation)
 
     def __init__(
         self,
@@ -259,20 +259,20 @@ class Patrol:
         hosts: Sequence[str],
         framework: Framework,
         *,
-        losses: Losses,
+        lost_ranks: LostRanks,
         hang_s: float | None,
         heartbeat_s: float,
     ) -> None:
         self._router = router
         self._framework = framework
-        self._losses = losses
+        self._lost_ranks = lost_ranks
         self._is_paused = False
         self._first = dict(framework.num_collectives())
         self._begun: dict[str, int] = {}  # also in groups that were destroyed: others may wait
         self.counts: dict[str, int] = {}
-        self._told = ProgressTold()
+        self._told = ProgressReport()
         self._num_still = 0  # looks since this rank has moved
-        self._watch = ProgressWatch(hosts, hang_s=hang_s, heartbeat_s=heartbeat_s)
+        self._watch = HangDetector(hosts, hang_s=hang_s, heartbeat_s=heartbeat_s)
 
     @contextmanager
     def pause(self) -> Iterator[None]:
@@ -292,13 +292,13 @@ class Patrol:
             self._router.to_leader(progress)
         if self._router.rank != 0:
             return self._look_at_leader()
-        for rank in tuple(self._losses.left):
-            self._watch.left(rank, self._losses.failure_of(rank))
+        for rank in tuple(self._lost_ranks.left):
+            self._watch.left(rank, self._lost_ranks.failure_of(rank))
         finding = self._watch.look(monotonic())
         if finding is None:
             return None
         for rank in (finding.rank, *finding.waiting):
-            self._router.to(rank, PlaceAsked())
+            self._router.to(rank, LocationRequest())
         if finding.warning:
             say("%s", finding.warning)
         return None if finding.hung is None else (finding.rank, finding.hung)
@@ -308,26 +308,26 @@ class Patrol:
 
         Rank 0 sees to all other waits. Without it, there is no other step.
         """
-        if self._num_still < _LEAST_LOOKS or 0 not in self._losses.left:
+        if self._num_still < _LEAST_LOOKS or 0 not in self._lost_ranks.left:
             return None
-        waits = self._framework.place_of(self._losses.thread_id).in_collective
-        return self._losses.failure_of(0) if waits else None
+        waits = self._framework.place_of(self._lost_ranks.thread_id).in_collective
+        return self._lost_ranks.failure_of(0) if waits else None
 
     def received(self, peer: int, message: Message) -> None:
         """Take in how far a rank is, or where; or say where this one is."""
         match message:
-            case ProgressTold():
+            case ProgressReport():
                 self._watch.heard(peer, message)
-            case PlaceAsked():
-                self._router.to(peer, self._framework.place_of(self._losses.thread_id))
-            case Place():
+            case LocationRequest():
+                self._router.to(peer, self._framework.place_of(self._lost_ranks.thread_id))
+            case ThreadLocation():
                 self._watch.found(peer, message)
 
-    def _own_progress(self) -> ProgressTold:
+    def _own_progress(self) -> ProgressReport:
         self._begun |= self._framework.num_collectives()
         since = {name: count - self._first.get(name, 0) for name, count in self._begun.items()}
         mail = dict(self._router.sent), dict(self._router.awaited)  # other threads change them
-        return ProgressTold(since | self.counts, self._is_paused, *mail)
+        return ProgressReport(since | self.counts, self._is_paused, *mail)
 
 
 def _is_own(name: str) -> bool:

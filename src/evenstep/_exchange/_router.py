@@ -27,7 +27,7 @@ class Part(Protocol):
         """Take in a message of one of the kinds, from this rank's own parts or another's."""
 
 
-class Rider(Part, Protocol):
+class Extension(Part, Protocol):
     """A part whose messages go along with reports, and whose plans hold with the answers."""
 
     def along(self) -> Iterable[Message]:

@@ -9,7 +9,7 @@ from typing import Protocol, final
 
 from .._diagnosis import HostClues, StepClues
 from .._exchange._internal import log_fault
-from .._exchange._message_kinds import CluesTold, HostTold
+from .._exchange._message_kinds import CluesReport, HostReport
 from ._host_reader import HostReader
 
 _LEAST_S = 2e-4  # of collecting or compiling: less of it waits, and is told with the next
@@ -104,13 +104,13 @@ class ClueReader:
         self._num_samples += num_samples
         self._size += size
 
-    def told(self, step: int) -> Sequence[CluesTold | HostTold]:
+    def told(self, step: int) -> Sequence[CluesReport | HostReport]:
         """Return what there is to say with the times of ``step``, which is over; once."""
-        found: list[CluesTold | HostTold] = []
+        found: list[CluesReport | HostReport] = []
         while self._looks:
-            found.append(HostTold(self._looks.popleft()))
+            found.append(HostReport(self._looks.popleft()))
         if (clues := self._known.pop(step, None)) is not None:
-            found.append(CluesTold(step, clues))
+            found.append(CluesReport(step, clues))
         return found
 
     def _end_step(self, gc_s: float, compile_s: float) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from .._exchange._unit_sums import UnitSum
+from .._exchange._mailbox import UnitSum
 from .._planner import Plan, Work
 
 

@@ -20,7 +20,7 @@ from .._doctor import (
     read_room,
     read_variables,
 )
-from .._exchange._process import network_name
+from .._exchange._threads import network_name
 
 
 def device_for(local_rank: int) -> torch.device:

@@ -11,7 +11,7 @@ from contextlib import suppress
 from dataclasses import astuple, replace
 
 from .._exchange._internal import fault_in_words, log_fault
-from .._exchange._message_kinds import Message, SharesSeen, SharesTold
+from .._exchange._message_kinds import Message, SharesReply, SharesReport
 from ..events import Hook, SharesPlanned
 from ._following._link_tracker import ObservedExchange, Transfers
 from ._following._share_planner import SharePlanner, SharesInForce
@@ -38,7 +38,7 @@ class Shares:
         emit: takes every event, on rank 0.
     """
 
-    kinds = (SharesSeen, SharesTold)
+    kinds = (SharesReport, SharesReply)
 
     def __init__(
         self,
@@ -61,8 +61,8 @@ class Shares:
         self._lock = threading.Lock()
         self._plans: list[SharesInForce] = []
         self._answered = -2  # newest step that was answered, or is about to be
-        self._noted: SharesSeen | None = None
-        self._arrived: defaultdict[int, dict[int, SharesSeen]] = defaultdict(
+        self._noted: SharesReport | None = None
+        self._arrived: defaultdict[int, dict[int, SharesReport]] = defaultdict(
             dict
         )  # on rank 0, by step
         self._newest = -1  # newest step that any rank noted
@@ -80,7 +80,7 @@ class Shares:
             self._thread.shutdown(cancel_futures=True)
             self._thread = None
 
-    def note(self, seen: SharesSeen) -> None:
+    def note(self, seen: SharesReport) -> None:
         """Keep what this rank saw until its next report."""
         self._noted = seen
 
@@ -92,9 +92,9 @@ class Shares:
     def received(self, peer: int, message: Message) -> None:
         """Take in a plan, or on rank 0 what a rank saw of a step."""
         match message:
-            case SharesTold(plan):
+            case SharesReply(plan):
                 self.add(SharesInForce(*plan))
-            case SharesSeen():
+            case SharesReport():
                 self._arrive(peer, message)
 
     def answers(self, index: int) -> None:
@@ -115,7 +115,7 @@ class Shares:
                 self._plans = self._plans[self._plans.index(begun[-1]) :]
             return begun[-1] if begun else None
 
-    def _arrive(self, rank: int, seen: SharesSeen) -> None:
+    def _arrive(self, rank: int, seen: SharesReport) -> None:
         thread = self._thread
         with self._lock:
             if thread is None or seen.step <= self._shown:
@@ -132,7 +132,7 @@ class Shares:
             with suppress(RuntimeError):  # closed meanwhile
                 thread.submit(self._decide, [arrived[one] for one in sorted(arrived)])
 
-    def _is_complete(self, arrived: Mapping[int, SharesSeen]) -> bool:
+    def _is_complete(self, arrived: Mapping[int, SharesReport]) -> bool:
         """Tell whether all that had a part in an exchange have noted it.
 
         A plain all-reduce is the workers' own.
@@ -142,7 +142,7 @@ class Shares:
         servers = self._num_servers if shared else 0
         return len(workers) == self._world_size and len(arrived) - len(workers) >= servers
 
-    def _decide(self, seen: Sequence[SharesSeen]) -> None:
+    def _decide(self, seen: Sequence[SharesReport]) -> None:
         """Show the planner an exchange; where anything fails, go on without it."""
         if self._planner is None:
             return
@@ -151,7 +151,7 @@ class Shares:
         except Exception as error:  # a user's policy is the planner's own matter
             self._give_up(self._planner, seen[0].step, error)
 
-    def _show(self, planner: SharePlanner, seen: Sequence[SharesSeen]) -> None:
+    def _show(self, planner: SharePlanner, seen: Sequence[SharesReport]) -> None:
         """Show the planner an exchange, and send all ranks what it says."""
         before, step = planner.plan, seen[0].step
         if len({one.plan_epoch for one in seen}) > 1:
@@ -193,6 +193,6 @@ class Shares:
         with self._lock:  # no step is answered meanwhile
             first_step = max(plan.first_step, self._answered + 2 + self._lag)
             plan = replace(plan, first_step=first_step)
-            self._send_all(SharesTold(astuple(plan)))
+            self._send_all(SharesReply(astuple(plan)))
             self._plans.append(plan)
         return plan

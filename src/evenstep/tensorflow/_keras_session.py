@@ -201,9 +201,10 @@ class KerasSession:
             return None
         if exchange is None:
             return lost_behind(error, self._workers)
-        exchange.losses.enter_collective()  # wherever it was: in a forward of the user's, say
-        lost = exchange.losses.verdict(within_s=_VERDICT_S)
-        exchange.losses.leave_collective()  # who hears of it may be saving: that is not to be ended
+        exchange.lost_ranks.enter_collective()  # wherever it was: in a forward of the user's, say
+        lost = exchange.lost_ranks.verdict(within_s=_VERDICT_S)
+        # Who hears of it may be saving: that is not to be ended.
+        exchange.lost_ranks.leave_collective()
         return lost
 
     def check_open(self) -> None:
@@ -227,8 +228,8 @@ class KerasSession:
         if self._exchange is None or self._record is None:
             return
         if self._ended_by is not None:
-            self._exchange.losses.script_failed(self._ended_by)
-        if not self._exchange.losses.is_broken:
+            self._exchange.lost_ranks.script_failed(self._ended_by)
+        if not self._exchange.lost_ranks.is_broken:
             self.steps.close()
         self._exchange.close()
         self._record.end(self.steps.num_done if self._workers.rank == 0 else None)
@@ -254,7 +255,7 @@ class KerasSession:
             hang_s=runtime.hang_s,
             grace_s=3 * runtime.heartbeat_s,
         )
-        exchange.losses.on_loss = _abort_collectives
+        exchange.lost_ranks.on_loss = _abort_collectives
         # Who is waited for while epochs are compared may be lost, or have ended its run.
         ranks.look = lambda: exchange.need_all(steps.num_steps)
         self._ranks, self._record, self._exchange = ranks, record, exchange

@@ -16,9 +16,9 @@ from typing import Any, final
 import tensorflow as tf
 from tensorflow.python.eager import context  # not public: it has the service
 
-from .._exchange._loss_watch import lost_worker
-from .._exchange._message_kinds import Place
-from .._exchange._place import ENDED, Framework, file_of, frame_of, line_of_user
+from .._exchange._lost_ranks import lost_worker
+from .._exchange._message_kinds import ENDED, ThreadLocation
+from .._exchange._threads import Framework, file_of, frame_of, line_of_user
 from ..exceptions import WorkerLostError, invalid
 
 _JOBS = ("chief", "worker")  # in the order of ranks
@@ -129,12 +129,12 @@ def _check_environment(environment: Mapping[str, str]) -> int:
 _WAITING = "/tensorflow/python/eager/execute.py"  # where a call of a graph waits for its end
 
 
-def _place_of(thread_id: int) -> Place:
+def _place_of(thread_id: int) -> ThreadLocation:
     """Return where a thread is: never in a collective, as who is asked has not reported by then."""
     frame = frame_of(thread_id)
     if frame is None:
         return ENDED
-    return Place(line_of_user(frame), in_collective=False, compiling=False)
+    return ThreadLocation(line_of_user(frame), in_collective=False, compiling=False)
 
 
 def _is_in_tensorflow(thread_id: int) -> bool:

@@ -112,7 +112,7 @@ class TrainingSteps:
         self._finish()
         if self._exchange is not None:
             self.plan = self._exchange.at(self.num_steps)
-            self._exchange.losses.check()
+            self._exchange.lost_ranks.check()
         assert self.plan is not None, "the run has begun"
         return self.plan
 
@@ -162,7 +162,7 @@ class TrainingSteps:
                 "train on what `balancer.dataset(...)` returned."
             )
         self.end_work()
-        exchange.losses.enter_collective()
+        exchange.lost_ranks.enter_collective()
         exchange.need_all(step.number)
         step.num_backwards += 1
         if step.num_backwards == self._foreseen() and not step.reported:
@@ -173,7 +173,7 @@ class TrainingSteps:
         self._finish()
         self._handed_out_s = None
         if self._exchange is not None:
-            self._exchange.losses.leave_collective()
+            self._exchange.lost_ranks.leave_collective()
 
     def close(self) -> None:
         """Have the last step reported, as if it had been an epoch's last, if it was trained on."""

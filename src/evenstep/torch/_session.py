@@ -94,9 +94,9 @@ class Session:
             grace_s=3 * runtime.heartbeat_s,
             release=self._release,
         )
-        self.exchange.losses.explain = partial(hint_of_rows, self.steps)
+        self.exchange.lost_ranks.explain = partial(hint_of_rows, self.steps)
         self.exchange.start()
-        crew.watch_by(self.exchange.losses)
+        crew.watch_by(self.exchange.lost_ranks)
 
     def begin_epoch(self, *, cuts: bool) -> StepConductor:
         """Return the steps of the run, and open it if it is not yet.
@@ -182,16 +182,16 @@ class Session:
             if self._cuts is not None:
                 self.steps.close()
                 self.exchange.hear_out(self.exchange.last_step, limit_s=_VERDICT_S)
-            return self.exchange.losses.wrong
-        self.exchange.losses.script_failed(error)
+            return self.exchange.lost_ranks.wrong
+        self.exchange.lost_ranks.script_failed(error)
         note_sizes(error, self.steps)
         if isinstance(error, KeyboardInterrupt):
-            return self.exchange.losses.interrupted_by
+            return self.exchange.lost_ranks.interrupted_by
         ended = isinstance(error, WorkerLostError | RanksDivergedError)
         if ended or not isinstance(error, RuntimeError):
             return None
         broke = any(word in str(error) for word in _OF_COLLECTIVES)
-        return self.exchange.losses.verdict(within_s=_VERDICT_S, in_collective=broke)
+        return self.exchange.lost_ranks.verdict(within_s=_VERDICT_S, in_collective=broke)
 
     def close(self) -> None:
         """Say goodbye to the others for good, and have the sinks take what is left."""

@@ -9,7 +9,7 @@ import torch
 from evenstep.events import SharesPlanned
 from evenstep.network import EqualShares, OptimalShares, ProportionalShares
 from evenstep.network._following._share_planner import SharesInForce
-from evenstep.network._messages import Shares, SharesSeen
+from evenstep.network._messages import Shares, SharesReport
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Network
 
@@ -155,7 +155,7 @@ def play(both, shared, num_steps):
             report(both[rank], step, reports_of(rank, step, plan.batch_size[rank]))
             rows = ((1 - rank, rank, 1e6, 0.5),)
             epoch = 0 if shares is None else shares.epoch
-            shared[rank].note(SharesSeen(step, epoch, 0.5 + rank, rows, 0.0, 2.0 - rank))
+            shared[rank].note(SharesReport(step, epoch, 0.5 + rank, rows, 0.0, 2.0 - rank))
 
     threads = [threading.Thread(target=go, args=(rank,)) for rank in (0, 1)]
     for thread in threads:

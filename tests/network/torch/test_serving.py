@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from evenstep.network._following._share_planner import SharesInForce
-from evenstep.network._messages import Shares, SharesSeen
+from evenstep.network._messages import Shares, SharesReport
 from evenstep.testing import run_workers
 from evenstep.torch import Network
 from evenstep.torch._data.loaders._eval import EvalLoader
@@ -223,7 +223,7 @@ def shares_of(num_workers, num_servers):
 
 def note(shares, rank, step, rows, waited_s=0.5):
     """Have a rank's note arrive; a server's has no end of a wait."""
-    shares.received(rank, SharesSeen(step, 1, waited_s, rows, 0.1))
+    shares.received(rank, SharesReport(step, 1, waited_s, rows, 0.1))
 
 
 def test_an_exchange_is_complete_with_the_servers_rows():

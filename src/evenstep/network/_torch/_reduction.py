@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
-from ..._exchange._message_kinds import SharesSeen
+from ..._exchange._message_kinds import SharesReport
 from ..._exchange._observer import StepObserver
 from ..._private_torch import process_groups
 from ...events import Hook
@@ -99,7 +99,7 @@ class ShareFollower(StepObserver):
             plain = self._reducer.split is None
             ways = None if plain else tuple(ways_to(self._transport.rank, arrivals))
             lasting_s = lasted_s(arrivals)
-            seen = SharesSeen(step, self._epoch, waited_s, ways, lasting_s, self._spent_s)
+            seen = SharesReport(step, self._epoch, waited_s, ways, lasting_s, self._spent_s)
             self._plans.note(seen)
 
 
@@ -112,7 +112,7 @@ class ServerFollower:
         send: takes what was seen of a step.
     """
 
-    def __init__(self, transport: WatchedTransport, send: Callable[[SharesSeen], None]) -> None:
+    def __init__(self, transport: WatchedTransport, send: Callable[[SharesReport], None]) -> None:
         self._transport = transport
         self._send = send
         self._newest: tuple[int, int] | None = None  # step and plan of the newest bucket
@@ -125,7 +125,7 @@ class ServerFollower:
         assert newest is not None
         arrivals = self._transport.take_arrivals()
         rows = tuple(ways_to(self._transport.rank, arrivals))
-        self._send(SharesSeen(*newest, math.inf, rows, lasted_s(arrivals)))
+        self._send(SharesReport(*newest, math.inf, rows, lasted_s(arrivals)))
 
 
 @final
@@ -208,7 +208,7 @@ class Reduction:
             num_servers=num_servers,
         )
         exchange.add(self.shares)
-        exchange.losses.on_loss = self.reducer.fail
+        exchange.lost_ranks.on_loss = self.reducer.fail
         chunk_bytes = self._network.chunk_bytes_of(self._num_bytes())
         return ShareFollower(self.reducer, self._transport, self.shares, chunk_bytes=chunk_bytes)
 
@@ -230,7 +230,7 @@ class Reduction:
         )
         return SharePlanner(self._network.policy, aggregation, margin=self._network.margin)
 
-    def serve(self, send: Callable[[SharesSeen], None]) -> None:
+    def serve(self, send: Callable[[SharesReport], None]) -> None:
         """On a server: sum until training has ended; ``send`` takes what was seen of each step.
 
         Raises:

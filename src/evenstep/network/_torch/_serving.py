@@ -10,22 +10,22 @@ from time import monotonic
 from typing import final
 
 from ..._exchange._channel import StarChannel
-from ..._exchange._loss_watch import LossWatch, lost_worker
+from ..._exchange._lost_ranks import FailureWatch, lost_worker
 from ..._exchange._message_kinds import (
     Answer,
     Goodbye,
     LossRefused,
     Message,
     MessageError,
-    PlanTold,
+    PlanReply,
     RankLost,
     RanksDiverged,
-    SharesSeen,
-    StopAsked,
+    SharesReport,
+    StopRequest,
     read,
     written,
 )
-from ..._exchange._place import Framework
+from ..._exchange._threads import Framework
 from ..._exchange._wire import Data
 from ...exceptions import WorkerLostError
 from ._reduction import Reduction
@@ -63,7 +63,7 @@ class ServerWatch:
         self._fail, self._ask, self._end, self._is_idle = fail, ask, end, is_idle
         self._stop_asked = False
         self._grace_s = grace_s
-        self._loss = LossWatch(grace_s=grace_s, abort=abort, is_stuck=framework.is_stuck)
+        self._loss = FailureWatch(grace_s=grace_s, abort=abort, is_stuck=framework.is_stuck)
         self._restart = framework.restart
         self._changed = threading.Condition()
         self._ended_s = 0.0
@@ -94,7 +94,7 @@ class ServerWatch:
                 with self._changed:
                     self._num_loops, self._ended_s = num_loops, monotonic()
                     self._changed.notify_all()
-            case PlanTold() | RanksDiverged() | LossRefused():
+            case PlanReply() | RanksDiverged() | LossRefused():
                 pass
             case _:
                 name = type(message).__name__
@@ -243,7 +243,7 @@ class Service:
             hosts,
             framework=self._framework,
             fail=reduction.reducer.fail,
-            ask=lambda: channel.send(0, written([StopAsked()])),
+            ask=lambda: channel.send(0, written([StopRequest()])),
             end=lambda: reduction.reducer.fail(RuntimeError("Training has ended.")),
             is_idle=lambda: reduction.reducer.is_idle,
             grace_s=self._grace_s,
@@ -279,7 +279,7 @@ class Service:
             ) from error
 
 
-def _serve_with_signals(reduction: Reduction, send: Callable[[SharesSeen], None]) -> None:
+def _serve_with_signals(reduction: Reduction, send: Callable[[SharesReport], None]) -> None:
     """Serve on a thread of its own, as long as that takes.
 
     A thread that waits in gloo is told of no signal, and the next order may be far away: no notice

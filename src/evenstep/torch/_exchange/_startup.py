@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..._exchange._meeting import loopback
-from ..._exchange._process import network_name
+from ..._exchange._threads import network_name
 from ..._exchange._wire import VERSION, ProtocolError, check_versions
 from ..._private_torch import process_groups
 from ..._run._open_channel import AllRanks

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import torch.distributed as dist
 
-from ..._exchange._message_kinds import Place
-from ..._exchange._place import (
-    ENDED,
+from ..._exchange._message_kinds import ENDED, ThreadLocation
+from ..._exchange._threads import (
     Framework,
     awaits_message,
     file_of,
@@ -49,7 +48,7 @@ def is_in_collective(thread_id: int) -> bool:
     return frame is not None
 
 
-def place_of(thread_id: int) -> Place:
+def place_of(thread_id: int) -> ThreadLocation:
     """Return where the thread is."""
     frame = frame_of(thread_id)
     if frame is None:
@@ -58,7 +57,7 @@ def place_of(thread_id: int) -> Place:
     waits = file_of(frame).endswith((*_COLLECTIVES, *_OWN)) or any(
         "/torch/distributed/" in file_of(each) for each in frames_below_user(frame)
     )
-    return Place(line_of_user(frame), waits, compiling, awaits_message(frame))
+    return ThreadLocation(line_of_user(frame), waits, compiling, awaits_message(frame))
 
 
 def num_collectives() -> dict[str, int]:

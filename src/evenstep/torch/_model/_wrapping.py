@@ -154,14 +154,14 @@ class _Meeting(StepObserver):
         self._exchange, self._recorder = exchange, recorder
 
     def first_forward(self) -> None:
-        self._exchange.losses.enter_collective()
+        self._exchange.lost_ranks.enter_collective()
         begin = self._recorder.clock.mark()
         for ddp in self._ddps:
             meet(ddp)
         for part in self._shards:
             part.gather()
         self._recorder.exclude(begin, self._recorder.clock.mark())
-        self._exchange.losses.leave_collective()
+        self._exchange.lost_ranks.leave_collective()
 
 
 @final
@@ -173,7 +173,7 @@ class _ShardedForwards(StepObserver):
 
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
         if is_last:
-            self._exchange.losses.enter_collective()
+            self._exchange.lost_ranks.enter_collective()
 
 
 def _refuse_static_graph(model: BalancedModel) -> None:

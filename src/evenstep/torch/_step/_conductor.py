@@ -13,7 +13,7 @@ import torch
 
 from ..._diagnosis import Phase
 from ..._exchange._exchange import Exchange
-from ..._exchange._losses import Losses
+from ..._exchange._lost_ranks import LostRanks
 from ..._exchange._observer import StepObserver, heard_by
 from ..._planner import Plan
 from ..._run._step_under_way import LoopPosition, StepUnderWay
@@ -58,7 +58,7 @@ class StepConductor:
     recorder: Recorder
     backward_begins: Callable[[], None]
     _exchange: Exchange
-    _losses: Losses
+    _lost_ranks: LostRanks
     _watch: CompileWatch
     _reporter: Reporter
     _weights: Weights
@@ -119,7 +119,7 @@ class StepConductor:
         """
         self._exchange, self.recorder = exchange, recorder
         recorder.looks = self.looks
-        self._losses, self._watch = exchange.losses, watch
+        self._lost_ranks, self._watch = exchange.lost_ranks, watch
         self.backward_begins = partial(recorder.close_gap, Phase.BACKWARD)
         self._reporter = Reporter(exchange, recorder, watch, measures, exact=exact)
         self._weights = Weights(exchange, recorder, world_size, loss_reduction)
@@ -297,8 +297,8 @@ class StepConductor:
         match = self._named or self._tickets.match(tensors)
         if match is None:
             return None
-        if self._losses.wrong is not None:
-            raise self._losses.wrong
+        if self._lost_ranks.wrong is not None:
+            raise self._lost_ranks.wrong
         self._thread_id = threading.get_ident()
         ticket = match.tickets[0]
         use = self._newest_use = ForwardUse(
@@ -347,7 +347,7 @@ class StepConductor:
         if self._outputs.unread:
             self._outputs.read()
         if step is None:
-            self._exchange.ways.tell(reduced)
+            self._exchange.divergence.tell(reduced)
             return
         self.recorder.end()
         self._note_backward(step, uses)
@@ -355,9 +355,9 @@ class StepConductor:
         if step.on_last_forward and step.num_backwards == foreseen and not step.reported:
             self._reporter.send(step, reduced=reduced)
         elif reduced:
-            self._exchange.ways.tell(reduced)
-        losses = self._losses  # as `enter_collective`, without a call
-        losses.thread_id, losses.watch.collective_s = threading.get_ident(), monotonic()
+            self._exchange.divergence.tell(reduced)
+        lost = self._lost_ranks  # as `enter_collective`, without a call
+        lost.thread_id, lost.watch.collective_s = threading.get_ident(), monotonic()
         for backward_done in self._at_backward_done:
             backward_done()
 
@@ -366,7 +366,7 @@ class StepConductor:
         for hear in self._at_reduced:
             hear()
         self.recorder.waited(opens=self._step is not None and not self._step.reported)
-        self._losses.watch.collective_s = None
+        self._lost_ranks.watch.collective_s = None
 
     def close(self) -> None:
         """Report what is still to be: all ranks end with the newest step, even if unused.
@@ -387,9 +387,9 @@ class StepConductor:
     def collective(self, *, entered: bool) -> None:
         """Note that the main thread enters or leaves a collective outside of a backward."""
         if self._is_open and entered:
-            self._losses.enter_collective()
+            self._lost_ranks.enter_collective()
         elif self._is_open:
-            self._losses.leave_collective()
+            self._lost_ranks.leave_collective()
 
     def report_now(self) -> None:
         """Report the step under way if that is still to be done: a collective comes first."""

@@ -10,7 +10,7 @@ from typing import final
 import torch
 
 from ..._exchange._exchange import Exchange
-from ..._exchange._message_kinds import ScalesTold
+from ..._exchange._message_kinds import ScalesReport
 from ..._planner import Plan
 from ..._run._step_under_way import StepUnderWay
 from ._tickets import Ticket
@@ -166,7 +166,7 @@ class OutputWatch:
         if step is None:
             return
         rows = [(*key, *_mean_of_logs(parts)) for key, parts in scales.items()]
-        self._exchange.tell([ScalesTold(step.number, tuple(rows))])
+        self._exchange.tell([ScalesReport(step.number, tuple(rows))])
 
     def _collect(self, key: tuple[int, int], ticket: Ticket, scale: float, squares: float) -> None:
         if not ticket.num_samples:

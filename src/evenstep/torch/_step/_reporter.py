@@ -9,7 +9,7 @@ from typing import Any, Protocol, final
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._internal import fault_in_words, log_fault
-from ..._exchange._message_kinds import Message, Reduced, StepReports, TimesTold
+from ..._exchange._message_kinds import Message, Reduced, StepReports, TimesReport
 from ..._planner import Report, blaming
 from ..._run._machine_reader import MachineReader, read_by
 from ..._run._step_under_way import StepUnderWay
@@ -188,7 +188,7 @@ class Reporter:
             clues = self._recorder.clues
             for number, spent_us in self._recorder.take_times(least_s=least_s):
                 times += () if clues is None else clues.told(number)
-                times.append(TimesTold(number, spent_us))
+                times.append(TimesReport(number, spent_us))
         return times
 
     def _complete(self) -> list[Report]:

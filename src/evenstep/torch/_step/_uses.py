@@ -9,8 +9,8 @@ from functools import partial
 from typing import Any
 
 from ..._exchange._exchange import Exchange
+from ..._exchange._mailbox import UnitSum
 from ..._exchange._message_kinds import Reduced
-from ..._exchange._unit_sums import UnitSum
 from ..._run._step_under_way import StepUnderWay
 from ._batch_checks import UnevenParts
 from ._marks import Recorder
@@ -93,7 +93,7 @@ class Weights:
             use: the forward, which has the batch from then on.
             books: of the model's reductions.
         """
-        steps = self._exchange.ways.steps_of((use.model, books.next_number(use.model)))
+        steps = self._exchange.divergence.steps_of((use.model, books.next_number(use.model)))
         found = tuple(one for one in use.match.tickets if one.step.number in steps)
         if len({one.key for one in found}) == 1:
             use.match = Match(found, found[0].weight, is_certain=len(found) == 1)
