@@ -25,7 +25,8 @@ from evenstep._run._open_channel import open_channel
 from evenstep.policies import by_name
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._exchange._startup import WorkerFacts, addresses_of, gather_facts, open_side
+from evenstep.torch._exchange._side_group import open_side
+from evenstep.torch._exchange._startup import WorkerFacts, addresses_of, gather_facts
 from evenstep.torch._exchange._stuck import TORCH
 
 

@@ -10,9 +10,7 @@ import torch.distributed as dist
 
 from evenstep._planner import Job, Planner
 from evenstep.policies import Auto
-from evenstep.torch._exchange._bracket import Bracket
-from evenstep.torch._exchange._peers import PeerGroup
-from evenstep.torch._exchange._startup import SideGroup
+from evenstep.torch._exchange._side_group import Bracket, PeerGroup, SideGroup
 from evenstep.torch._exchange._stuck import is_in_collective
 
 
@@ -56,7 +54,7 @@ def watch(rank: int) -> dict[str, tuple[bool, list[str]]]:
         "collect": lambda: side.collect(1),
         "sum": lambda: side.sum(torch.ones(1)),
         "agree": lambda: peers.agree(plan, noting),
-        "peers' share_indices": lambda: peers.share_indices([1]),
+        "peers' share": lambda: peers.share([1]),
     }
     found = {}
     for name, call in calls.items():

@@ -3,7 +3,7 @@
 import pytest
 
 from evenstep.exceptions import WorkerLostError
-from evenstep.torch._exchange._bracket import Bracket
+from evenstep.torch._exchange._side_group import Bracket
 
 from ..exchange.exchanges import alone
 

@@ -79,8 +79,8 @@ def test_all_collectives_of_the_balancers_own_are_watched():
         "share_indices": (True, ["in", "out"]),
         "collect": (True, ["in", "out"]),
         "sum": (True, ["in", "out"]),
-        "agree": (True, ["in", "out"] * 2),
-        "peers' share_indices": (True, ["in", "out"]),
+        "agree": (True, ["in", "out"]),
+        "peers' share": (True, ["in", "out"]),
     }
 
 

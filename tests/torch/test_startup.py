@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._exchange._startup import SideGroup, WorkerFacts, addresses_of, open_side
+from evenstep.torch._exchange._side_group import SideGroup, open_side
+from evenstep.torch._exchange._startup import WorkerFacts, addresses_of
 from evenstep.torch._session import open_channel
 
 from ..exchange.channels import rendezvous

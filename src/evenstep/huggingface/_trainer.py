@@ -13,7 +13,7 @@ from .._warning import warn
 from ..exceptions import invalid
 from ..torch import Balancer
 from ..torch._data._step import Step
-from ..torch._exchange._environment import is_off
+from ..torch._exchange._crew import is_off
 from ._accelerate import gathers_rows
 from ._checks import check_accelerator, check_batches, check_model
 from ._gathering_loss import meet_before_forwards, meets, num_missing, without_gradient

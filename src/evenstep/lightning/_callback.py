@@ -12,7 +12,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from ..exceptions import invalid
 from ..torch import Balancer
-from ..torch._exchange._environment import is_off
+from ..torch._exchange._crew import is_off
 from ..torch._fabric import with_own_sampler
 from ._library import callback_base, take_up_position, weigh_batch
 from ._logged_means import LoggedMeans

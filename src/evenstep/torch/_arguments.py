@@ -9,7 +9,7 @@ from ..claims import Hybrid
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Auto, Equal
 from ._data.loaders._eval import Lockstep
-from ._exchange._startup import Alone, SideGroup
+from ._exchange._side_group import Alone, SideGroup
 from ._options import Runtime
 
 

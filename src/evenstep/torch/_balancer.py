@@ -23,9 +23,8 @@ from ._data.compare._padding import read_cost
 from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._eval import EvalLoader, Lockstep
 from ._data.loaders._server import ServerEval
-from ._exchange._crew import Crew
-from ._exchange._environment import OFF, SWITCH, is_off
-from ._exchange._startup import Alone, SideGroup
+from ._exchange._crew import OFF, SWITCH, Crew, is_off
+from ._exchange._side_group import Alone, SideGroup
 from ._fabric import as_wrapped, unwrapped, wrapped_loader
 from ._loader_types import PreparedEval, PreparedLoader
 from ._means import RunningStats, mean_over

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._exchange._mailbox import Mailbox
 from .._types import IntArray
-from ._exchange._startup import Alone, SideGroup
+from ._exchange._side_group import Alone, SideGroup
 
 
 class LoaderMail:
@@ -45,9 +45,7 @@ class LoaderMail:
             ints: the integers.
         """
         agreed = self._mailbox().share((self._number, *key), ints)
-        if self._side.peers is None:
-            return agreed
-        return np.array(self._side.peers.share_indices(agreed.tolist()), np.int64)
+        return agreed if self._side.peers is None else self._side.peers.share(agreed)
 
     def share_indices(self, indices: list[int] | None) -> list[int]:
         """Likewise, in a round of its own; all ranks have as many rounds."""

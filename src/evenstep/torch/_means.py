@@ -10,7 +10,7 @@ from torch import nn
 
 from .._diagnosis import Phase
 from .._private_torch import RunningNorm
-from ._exchange._startup import Alone, SideGroup
+from ._exchange._side_group import Alone, SideGroup
 from ._model._models import BalancedModel
 from ._step._conductor import StepConductor
 

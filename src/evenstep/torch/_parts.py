@@ -28,7 +28,7 @@ from ._data.loaders._stream import StreamLoader
 from ._data.order._samplers import draws_at_random
 from ._exchange._crew import Crew
 from ._exchange._roll_call import roll_call
-from ._exchange._startup import Alone, SideGroup
+from ._exchange._side_group import Alone, SideGroup
 from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wrapped_model
 from ._loader_mail import LoaderMail
 from ._memory._layout import layout_by

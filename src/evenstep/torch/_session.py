@@ -23,7 +23,7 @@ from ._claiming import claims_of
 from ._data._prepare import num_steps_of
 from ._data.loaders._stream import StreamLoader
 from ._exchange._crew import Crew
-from ._exchange._peers import PeerGroup
+from ._exchange._side_group import PeerGroup
 from ._exchange._sockets import break_off, ports_of_store
 from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
 from ._exchange._stuck import TORCH

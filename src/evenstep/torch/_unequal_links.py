@@ -11,8 +11,7 @@ from .._exchange._channel import StarChannel
 from .._exchange._progress import COMPILING_TIMES
 from .._run._open_channel import open_channel
 from ..exceptions import invalid
-from ._exchange._crew import Crew
-from ._exchange._environment import ROLE
+from ._exchange._crew import ROLE, Crew
 from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
 from ._exchange._stuck import TORCH
 from ._options import Runtime

@@ -1,9 +1,9 @@
-"""All ranks of a balancer: who trains, who only sums gradients, and the groups of each."""
+"""All ranks of a balancer: who trains, who only sums gradients, by the environment too."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -11,12 +11,31 @@ import torch.distributed as dist
 
 from ..._private_torch import process_groups
 from ...exceptions import invalid
-from ._bracket import CollectiveWatch
-from ._environment import OFF, ROLE, SWITCH, role_in, switch_in
-from ._startup import WorkerFacts, open_side
+from ._side_group import CollectiveWatch, open_side
+from ._startup import WorkerFacts
 
 if TYPE_CHECKING:
     from ...network._torch._network_settings import Network
+
+ROLE, SWITCH, OFF = "EVENSTEP_ROLE", "EVENSTEP", "off"
+
+
+def role_in(environment: Mapping[str, str]) -> str:
+    """Return the role that the environment gives this process, unchecked: a worker by default.
+
+    Unchecked, because all ranks have to hear of one that is none.
+    """
+    return environment.get(ROLE, "") or "worker"
+
+
+def switch_in(environment: Mapping[str, str]) -> str:
+    """Return whether the environment leaves the script plain, unchecked: "on" by default."""
+    return environment.get(SWITCH, "") or "on"
+
+
+def is_off() -> bool:
+    """Return whether the environment leaves scripts plain."""
+    return switch_in(os.environ) == OFF
 
 
 _ROLES: Final = ("worker", "server")

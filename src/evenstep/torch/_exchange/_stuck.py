@@ -23,7 +23,7 @@ _COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 _ANYBODYS = "torch/distributed/distributed_c10d.py"
 _FSDP = "/torch/distributed/fsdp/_fully_shard/"
 _UNNAMED = "undefined"  # how torch describes a group whose maker does not
-_OWN = tuple(Path(__file__).with_name(name).as_posix() for name in ("_startup.py", "_peers.py"))
+_OWN = Path(__file__).with_name("_side_group.py").as_posix()
 # Only what runs while something is compiled: other files of the compilers, such as `eval_frame.py`,
 # are on the stack whenever a compiled model runs.
 _COMPILERS = (
@@ -42,8 +42,8 @@ def is_in_collective(thread_id: int) -> bool:
     """
     frame = frame_of(thread_id)
     if frame is None or not file_of(frame).endswith(_ANYBODYS):
-        return frame is not None and file_of(frame).endswith((*_COLLECTIVES, *_OWN))
-    while frame is not None and _FSDP not in (file := file_of(frame)) and file not in _OWN:
+        return frame is not None and file_of(frame).endswith((*_COLLECTIVES, _OWN))
+    while frame is not None and _FSDP not in (file := file_of(frame)) and file != _OWN:
         frame = frame.f_back
     return frame is not None
 
@@ -54,7 +54,7 @@ def place_of(thread_id: int) -> ThreadLocation:
     if frame is None:
         return ENDED
     compiling = any(part in file_of(each) for each in frames(frame) for part in _COMPILERS)
-    waits = file_of(frame).endswith((*_COLLECTIVES, *_OWN)) or any(
+    waits = file_of(frame).endswith((*_COLLECTIVES, _OWN)) or any(
         "/torch/distributed/" in file_of(each) for each in frames_below_user(frame)
     )
     return ThreadLocation(line_of_user(frame), waits, compiling, awaits_message(frame))

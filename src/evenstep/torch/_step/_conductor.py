@@ -19,7 +19,7 @@ from ..._planner import Plan
 from ..._run._step_under_way import LoopPosition, StepUnderWay
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
-from .._exchange._peers import PeerGroup
+from .._exchange._side_group import PeerGroup
 from ._batch_checks import BlindWatch
 from ._compile_watch import CompileWatch
 from ._looks import Looks
