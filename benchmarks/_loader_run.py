@@ -214,7 +214,7 @@ def _changed_hands(rank: int, setting: Setting) -> int:
     num_steps = setting.steps * setting.rounds
     for step in range(num_steps):
         book.apply(plans.at(step), step)
-        share = book.share(StepSpan(step, 0, setting.global_batch_size), whole=True)
+        share = book.share(StepSpan(step, 0, setting.global_batch_size))
         assert share is not None
         owned.append(set(share.slots.tolist()))
     horizon = setting.num_workers * setting.prefetch_factor

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
@@ -96,8 +97,8 @@ class Side:
 
         return wait
 
-    def share_indices(self, indices: list[int] | None) -> list[int]:
-        return self.gather(indices or [])()[0]
+    def share(self, key, ints):
+        return np.array(self.gather([0] if ints is None else ints.tolist())()[0])
 
 
 def cluster(

@@ -34,7 +34,7 @@ def test_a_new_plan_moves_only_what_it_must():
     for book in books:
         book.apply(Plan(0, 0, (4, 4, 4)), 0)
         book.apply(Plan(1, 1, (1, 4, 7)), 1)
-    slots = [book.share(StepSpan(1, 0, 12), whole=True).slots.tolist() for book in books]
+    slots = [book.share(StepSpan(1, 0, 12)).slots.tolist() for book in books]
 
     assert slots[1] == [4, 5, 6, 7]
     assert set(slots[0]) < {0, 1, 2, 3}
@@ -59,7 +59,7 @@ def test_a_plan_for_later_leaves_the_steps_before_it_alone():
     book.apply(Plan(0, 0, (4, 4)), 0)
     book.on_plan(Plan(1, 3, (6, 2)))
     book.apply(Plan(0, 0, (4, 4)), 2)
-    sizes = [len(book.share(StepSpan(step, 0, 8), whole=True).slots) for step in (2, 3, 4)]
+    sizes = [len(book.share(StepSpan(step, 0, 8)).slots) for step in (2, 3, 4)]
 
     assert sizes == [4, 6, 6]
 
@@ -79,7 +79,7 @@ def test_a_loader_that_waits_forgets_what_it_can_no_longer_need(begun):
     assert len(book._entries) + len(book._early) <= 3
     for each in (book, whole):
         each.apply(Plan(198, 198, (5, 3)), 198)
-    shares = [each.share(StepSpan(199, 0, 8), whole=True) for each in (book, whole)]
+    shares = [each.share(StepSpan(199, 0, 8)) for each in (book, whole)]
     assert shares[0].equals(shares[1])
 
 
@@ -95,7 +95,7 @@ def test_plans_heard_before_the_first_plan_point_count():
         late.on_plan(plan)
 
     for step in range(3):
-        shares = [book.share(StepSpan(step, 0, 8), whole=True) for book in (early, late)]
+        shares = [book.share(StepSpan(step, 0, 8)) for book in (early, late)]
         assert shares[0].equals(shares[1])
         assert len(shares[0].slots) == plans[step].batch_size[0]
 

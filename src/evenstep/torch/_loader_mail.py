@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy as np
-
 from .._exchange._mailbox import Mailbox
 from .._types import IntArray
 from ._exchange._side_group import Alone, SideGroup
@@ -47,16 +45,8 @@ class LoaderMail:
         agreed = self._mailbox().share((self._number, *key), ints)
         return agreed if self._side.peers is None else self._side.peers.share(agreed)
 
-    def share_indices(self, indices: list[int] | None) -> list[int]:
-        """Likewise, in a round of its own; all ranks have as many rounds."""
-        ints = None if indices is None else np.array(indices, np.int64)
-        return list(map(int, self.share((self._begin_round(), 0), ints).tolist()))
-
     def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
         """Send ``numbers``, as many on every rank, and return what waits for those of all."""
         # Under a name of its own: blocks of an order have numbers of theirs.
-        return self._mailbox().gather((~self._number, self._begin_round(), 0), numbers)
-
-    def _begin_round(self) -> int:
         self._num_rounds += 1
-        return self._num_rounds
+        return self._mailbox().gather((~self._number, self._num_rounds, 0), numbers)

@@ -15,7 +15,7 @@ from .._planner import Plan
 from .._types import IntArray
 from ..claims._step_claims import Claim
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
-from ._data._protocols import LoaderSteps, MicroBatch, StepStart
+from ._data._protocols import MicroBatch, StepStart
 from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._base import StepContext
 from ._fabric import as_wrapped, still_wrapped, wrapped_loader, wrapped_model
@@ -88,9 +88,8 @@ class PlainRun:
         """The step after the newest one."""
         return self._parts.count.value
 
-    def begin_epoch(self, *, cuts: bool) -> LoaderSteps:
-        """Return the steps of the run."""
-        return self
+    def begin_epoch(self, *, cuts: bool) -> None:
+        """Do nothing."""
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Do nothing: there is no later plan."""
@@ -139,11 +138,8 @@ class PlainRun:
 
     def share(self, key: tuple[int, int], ints: IntArray | None) -> IntArray:
         """Return on every rank the integers that rank 0 calls it with. Collective."""
-        return np.array(self.share_indices(None if ints is None else ints.tolist()), np.int64)
-
-    def share_indices(self, indices: list[int] | None) -> list[int]:
-        """Return on every rank the integers that rank 0 calls it with. Collective."""
-        return self._crew.side.share_indices(indices)
+        listed = None if ints is None else ints.tolist()
+        return np.array(self._crew.side.share_indices(listed), np.int64)
 
     def gather(self, numbers: list[int]) -> Callable[[], list[list[int]]]:
         """Return what returns the numbers of all ranks. Collective."""

@@ -32,7 +32,6 @@ from ._model._models import device_of
 from ._model._wrapping import Wrapping
 from ._parts import Parts
 from ._step._clock import clock_of
-from ._step._conductor import StepConductor
 from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
 from ._step._unequal import hint_of_rows, note_sizes
 
@@ -98,8 +97,8 @@ class Session:
         self.exchange.start()
         crew.watch_by(self.exchange.lost_ranks)
 
-    def begin_epoch(self, *, cuts: bool) -> StepConductor:
-        """Return the steps of the run, and open it if it is not yet.
+    def begin_epoch(self, *, cuts: bool) -> None:
+        """Open the run if it is not yet.
 
         Args:
             cuts: whether the loop takes micro-batches.
@@ -122,7 +121,6 @@ class Session:
             )
         assert self.exchange is not None
         self.exchange.num_loops += 1
-        return self.steps
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` told of every plan once the run is open."""

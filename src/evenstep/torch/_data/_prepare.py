@@ -72,7 +72,16 @@ def balanced_loader(
                 "set with a length, or leave `cost` out.",
             )
         made = StreamLoader(loader, context, kind=kind)
-    return made if not beside else _fitting(beside[0], made)
+    tails = [each.tail_batch_size or 0 for each in (*beside[:1], made)]
+    if tails[0] != tails[-1]:  # they are trained on in turn, under the same plans
+        raise invalid(
+            "Balancer.prepare(loader)",
+            f"end an epoch as the balancer's first loader does, with {tails[0]} samples in a short "
+            f"last step",
+            tails[-1],
+            "Set `DataLoader(drop_last=True)` on both, or make a balancer for each.",
+        )
+    return made
 
 
 def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
@@ -94,20 +103,6 @@ def num_steps_of(loader: AbstractStepLoader) -> int:
         return len(loader)
     except TypeError:
         return 0
-
-
-def _fitting(first: AbstractStepLoader, other: AbstractStepLoader) -> AbstractStepLoader:
-    """Return ``other`` if it can be trained on in turn with ``first``, under the same plans."""
-    tails = first.tail_batch_size or 0, other.tail_batch_size or 0
-    if tails[0] != tails[1]:
-        raise invalid(
-            "Balancer.prepare(loader)",
-            f"end an epoch as the balancer's first loader does, with {tails[0]} samples in a short "
-            f"last step",
-            tails[1],
-            "Set `DataLoader(drop_last=True)` on both, or make a balancer for each.",
-        )
-    return other
 
 
 def agreed_batch_size(given: int | None, loader: DataLoader[Any], world_size: int) -> int:

@@ -89,21 +89,10 @@ class StepStart(NamedTuple):
     checksum: int = 0
 
 
-class ForwardListener(Protocol):
-    """Hears of every forward of a step."""
+class LoaderSteps(Protocol):
+    """The steps of a run, called from the thread that reads the loader.
 
-    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
-        """Take note that the batch of one forward is handed out next: plain loops, one a step.
-
-        Args:
-            step: whose batch it is.
-            part: the batch as the loop gets it, and what counts in it.
-            is_last: whether the step's backward after it is the one that synchronises.
-        """
-
-
-class KnownSteps(Protocol):
-    """What can be asked about a run at any time, also before it is open.
+    What comes before ``at`` may be asked at any time, also before the run is open.
 
     Attributes:
         plan: of the newest step that was handed out; None before the first.
@@ -128,14 +117,19 @@ class KnownSteps(Protocol):
         """Return a context whose time is that of ``phase`` in the account of the step."""
         ...
 
-
-class LoaderSteps(ForwardListener, Protocol):
-    """The steps of an open run. Called from the thread that reads the loader."""
-
     def at(self, step: int) -> Plan:
         """Return the plan of optimizer step ``step``, counted over the run; block until known.
 
         Called once a step, when the loop comes back for it: the step before is done.
+        """
+
+    def begin_forward(self, step: int, part: MicroBatch, *, is_last: bool) -> None:
+        """Take note that the batch of one forward is handed out next: plain loops, one a step.
+
+        Args:
+            step: whose batch it is.
+            part: the batch as the loop gets it, and what counts in it.
+            is_last: whether the step's backward after it is the one that synchronises.
         """
 
     def claim(
@@ -172,11 +166,11 @@ class LoaderSession(Protocol):
     each rank replays who owns which sample from the integers alone.
 
     Attributes:
-        steps: what is known of the run's steps.
+        steps: of the run.
     """
 
     @property
-    def steps(self) -> KnownSteps: ...
+    def steps(self) -> LoaderSteps: ...
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Call ``listener``, from any thread, with every later plan as soon as it is known.
@@ -185,13 +179,12 @@ class LoaderSession(Protocol):
         neither blocks nor raises, and never calls back into the session.
         """
 
-    def begin_epoch(self, *, cuts: bool) -> LoaderSteps:
-        """Return the steps of the run, which opens with its first loop.
+    def begin_epoch(self, *, cuts: bool) -> None:
+        """Open the run, with its first loop.
 
         Args:
             cuts: whether it is a loop over ``loader.steps()``, which may cut local batches.
         """
-        ...
 
 
 class RankGroup(Protocol):
@@ -204,13 +197,6 @@ class RankGroup(Protocol):
 
     rank: int
     world_size: int
-
-    def share_indices(self, indices: list[int] | None) -> list[int]:
-        """Return on every rank what rank 0 was called with, in a round of its own; None elsewhere.
-
-        All ranks have as many rounds.
-        """
-        ...
 
 
 class LoaderRanks(RankGroup, Protocol):
@@ -230,6 +216,10 @@ class LoaderRanks(RankGroup, Protocol):
 
 class Collectives(RankGroup, Protocol):
     """The ranks once more, for what all of them come to at the same time."""
+
+    def share_indices(self, indices: list[int] | None) -> list[int]:
+        """Return on every rank what rank 0 was called with; None elsewhere."""
+        ...
 
     def share(self, value: Any) -> Any:
         """Return on every rank what rank 0 was called with."""

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import torch
 
-from ..._types import IntArray
 from ..._warning import OneWarning
 from ...exceptions import invalid
-from ._protocols import ForwardListener, MicroBatch
+from ._protocols import LoaderSteps, MicroBatch
 
 
 @dataclass(slots=True)
@@ -49,15 +48,6 @@ class StepCount:
             )
 
 
-def out_of_turn() -> RuntimeError:
-    """Return the error of a loop whose next step another loader has taken."""
-    return RuntimeError(
-        "Another loader of this balancer was iterated meanwhile. Every iteration is a step "
-        "of the whole cluster, so loaders take turns: end one loop before the next, or "
-        "make one loader of both data sets."
-    )
-
-
 def with_units(
     parts: list[MicroBatch], counter: Callable[[Any], float] | None
 ) -> tuple[list[MicroBatch], float | None]:
@@ -66,18 +56,6 @@ def with_units(
         return parts, None
     counted = [part.counted(counter) for part in parts]
     return counted, math.fsum(part.units or 0.0 for part in counted)
-
-
-def with_sizes(parts: list[MicroBatch], sizes: Sequence[IntArray] | None) -> list[MicroBatch]:
-    """Return a step's micro-batches with the sizes of their samples, where those differ."""
-    if not sizes:
-        return parts
-    return [replace(part, sizes=each) for part, each in zip(parts, sizes, strict=True)]
-
-
-def with_keys(parts: list[MicroBatch], keys: Sequence[IntArray]) -> list[MicroBatch]:
-    """Return a step's micro-batches with the keys of their samples."""
-    return [replace(part, keys=each) for part, each in zip(parts, keys, strict=True)]
 
 
 class Attempts(Protocol):
@@ -174,7 +152,7 @@ class Step:
         portions: Portions,
         global_num_samples: int,
         *,
-        listener: ForwardListener,
+        listener: LoaderSteps,
         no_sync: Callable[[], AbstractContextManager[Any]],
         number: int = 0,
         attempts: Attempts | None = None,

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from ..._private_torch import buffers_of
 from ...exceptions import invalid
-from .._data.fetch._torch_loader import pinner, pinning
+from .._data.fetch._torch_loader import pinning
 from .._data.loaders._stream import StreamLoader
 from .._step._containers import rebuild
 
@@ -195,7 +195,7 @@ def _repeating(loader: Any) -> Callable[[int], Any]:
         generator=torch.Generator(),
     )
     ((sample,),) = stock
-    batch_of = pinning(loader.collate_fn, pinner(wanted=loader.pin_memory))
+    batch_of = pinning(loader, loader.collate_fn, warns=False)
     # Each time a copy, as a `collate_fn` may change what it is given.
     return lambda size: batch_of([copy.deepcopy(sample) for _ in range(size)])
 

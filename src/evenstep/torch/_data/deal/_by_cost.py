@@ -26,7 +26,7 @@ Key = tuple[int, int]
 """A plan's number, and a step's first position."""
 
 Indices = Callable[[int, int], IntArray | None]
-"""So many indices of the order from a position on; None while they are not drawn."""
+"""So many indices of the order from a position on, for any thread; None while not drawn."""
 
 
 class Assigned(NamedTuple):

@@ -152,6 +152,7 @@ class PlanBook:
 
     Attributes:
         only: the plan that is in force, if no later one is known.
+        whole: whether a rank takes its part of a step in one forward, however large it is.
     """
 
     def __init__(
@@ -163,6 +164,7 @@ class PlanBook:
         # Replaced and never changed, so that reading it needs no lock.
         self._entries: tuple[DealtPlan, ...] = ()
         self.only: Plan | None = None
+        self.whole = True
         self._early: list[Plan] = []
 
     def on_plan(self, plan: Plan, *, now: int = 0) -> bool:
@@ -213,11 +215,10 @@ class PlanBook:
         while len(self._entries) > 1 and self._entries[1].plan.first_step <= now:
             self._put(self._entries[1:])
 
-    def share(self, span: StepSpan, *, whole: bool) -> Share | None:
+    def share(self, span: StepSpan) -> Share | None:
         """Return this rank's part of a step; None while no plan is in force.
 
-        With ``whole`` it goes through one forward, however large it is. By cost, None as well
-        while the order of the step is not drawn.
+        By cost, None as well while the order of the step is not drawn.
         """
         if not (entries := self._entries):
             return None
@@ -225,10 +226,15 @@ class PlanBook:
         if entry.plan.costs is not None:
             assert self._by_cost is not None
             parts = self._by_cost.parts(entry.plan, span.first, span.num_samples)
-            return None if parts is None else _of_parts(parts, whole=whole)
+            if parts is None:
+                return None
+            slots = np.concatenate(parts)
+            if self.whole:  # in the order of the step
+                return _in_one_forward(np.sort(slots))
+            return Share(slots, tuple(map(len, parts)))
         is_full = span.num_samples == self._global_batch_size
         share = entry.share if is_full else self._tail(entry.plan, span.num_samples)
-        if whole:
+        if self.whole:
             return share
         num_samples = len(share.slots)
         if num_samples and self.open_step(span) is not None:
@@ -242,32 +248,25 @@ class PlanBook:
         if self._by_cost is not None and self._entries:
             self._by_cost.look_ahead(self._in_force(span).plan, span.first, span.num_samples)
 
-    def slots(self, span: StepSpan, *, whole: bool) -> list[IntArray]:
-        """Return the slots of each of this rank's forwards in a step; none if it has no sample."""
-        share = self.share(span, whole=whole)
-        assert share is not None
-        return share.of_forwards() if len(share.slots) else []
-
-    def fetched(self, span: StepSpan, *, whole: bool) -> list[IntArray]:
+    def slots(self, span: StepSpan) -> list[IntArray]:
         """Return the slots that each of this rank's forwards begins with, stand-ins included."""
-        share = self.share(span, whole=whole)
+        share = self.share(span)
         assert share is not None
         return share.of_forwards()
 
-    def assigned(
-        self, span: StepSpan, *, whole: bool, lengths: Sequence[IntArray] | None = None
-    ) -> Assigned:
+    def assigned(self, span: StepSpan, lengths: Sequence[IntArray] | None) -> Assigned:
         """Return what ranks compare of a step by cost, and what this one computes of it.
 
         Args:
             span: the step.
-            whole: whether a rank has one forward.
             lengths: of its samples, forward by forward, where they are seen in time.
         """
         assert self._by_cost is not None
         plan = self._in_force(span).plan
         sizes = plan.batch_size if span.num_samples == self._global_batch_size else None
-        parts = self.slots(span, whole=whole)
+        share = self.share(span)
+        assert share is not None
+        parts = share.of_forwards() if len(share.slots) else []
         return self._by_cost.assigned(plan, parts, span.first, span.num_samples, sizes, lengths)
 
     def open_step(self, span: StepSpan) -> DealtPlan | None:
@@ -314,14 +313,6 @@ class PlanBook:
             )
         first = sum(plan.tail[: self._rank])
         return _in_one_forward(np.arange(first, first + plan.tail[self._rank], dtype=np.int64))
-
-
-def _of_parts(parts: Sequence[IntArray], *, whole: bool) -> Share:
-    """Return the share whose forwards have these slots; in one forward, in their order."""
-    slots = np.concatenate(parts)
-    if whole:
-        return _in_one_forward(np.sort(slots))
-    return Share(slots, tuple(len(part) for part in parts))
 
 
 def _in_one_forward(slots: IntArray) -> Share:

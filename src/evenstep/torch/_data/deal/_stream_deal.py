@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, Literal, final
+from typing import Literal, final
 
 import numpy as np
 
@@ -38,73 +37,42 @@ class StreamStock:
     lengths: int = 0
 
 
+@final
 @dataclass(frozen=True, slots=True)
-class AbstractStreamTerms(abc.ABC):
-    """How a kind of stream is shared out.
+class SameStream:
+    """Every rank reads the same samples in the same order, and takes those at its positions.
 
     Attributes:
         global_batch_size: samples of a full step.
-        kind: who reads what.
     """
 
     global_batch_size: int
-    kind: ClassVar[StreamKind]
 
-    @abc.abstractmethod
     def ahead(self, batch_size: int) -> int:
         """Return how many samples a rank reads ahead of its next step."""
-
-    @abc.abstractmethod
-    def lacks(self, stocks: Sequence[StreamStock], batch_size: Sequence[int]) -> bool:
-        """Return whether a rank has to read on before it can tell what it can give."""
-
-    @abc.abstractmethod
-    def sizes(self, stocks: Sequence[StreamStock], batch_size: Sequence[int]) -> tuple[int, ...]:
-        """Return the samples of every rank in the next step; all 0 at the end."""
-
-    @abc.abstractmethod
-    def passed(self, sizes: Sequence[int]) -> Sequence[int]:
-        """Return by how many samples every rank's stream moves on in a step of these sizes."""
-
-    @abc.abstractmethod
-    def first(self, sizes: Sequence[int], rank: int) -> int:
-        """Return where among those the samples of ``rank`` begin."""
-
-    @abc.abstractmethod
-    def problem(self, stocks: Sequence[StreamStock]) -> str | None:
-        """Return what cannot go on, or None."""
-
-    @abc.abstractmethod
-    def doubt(self, stocks: Sequence[StreamStock]) -> str | None:
-        """Return what is likely a mistake, judged by the first samples, or None."""
-
-
-@final
-@dataclass(frozen=True, slots=True)
-class SameStream(AbstractStreamTerms):
-    """Every rank reads the same samples in the same order, and takes those at its positions."""
-
-    kind = "same"
-
-    def ahead(self, batch_size: int) -> int:
         return self.global_batch_size
 
     def lacks(self, stocks: Sequence[StreamStock], batch_size: Sequence[int]) -> bool:
+        """Return whether a rank has to read on before it can tell what it can give."""
         return False
 
     def sizes(self, stocks: Sequence[StreamStock], batch_size: Sequence[int]) -> tuple[int, ...]:
+        """Return the samples of every rank in the next step; all 0 at the end."""
         left = min(stocks[0].num_samples, self.global_batch_size)
         if left == self.global_batch_size:
             return tuple(batch_size)
         return _one_each(in_proportion(left, batch_size), batch_size)
 
     def passed(self, sizes: Sequence[int]) -> Sequence[int]:
+        """Return by how many samples every rank's stream moves on in a step of these sizes."""
         return [sum(sizes)] * len(sizes)
 
     def first(self, sizes: Sequence[int], rank: int) -> int:
+        """Return where among those the samples of ``rank`` begin."""
         return sum(sizes[:rank])
 
     def problem(self, stocks: Sequence[StreamStock]) -> str | None:
+        """Return what cannot go on, or None."""
         readers = [stock.num_readers for stock in stocks]
         if len(set(readers)) > 1:  # among whom a stream splits itself is part of its order
             return (
@@ -128,6 +96,7 @@ class SameStream(AbstractStreamTerms):
         )
 
     def doubt(self, stocks: Sequence[StreamStock]) -> str | None:
+        """Return what is likely a mistake, judged by the first samples, or None."""
         if len({stock.mark for stock in stocks}) == 1:
             return None
         return (
@@ -140,10 +109,16 @@ class SameStream(AbstractStreamTerms):
 
 @final
 @dataclass(frozen=True, slots=True)
-class OwnShards(AbstractStreamTerms):
-    """Every rank reads samples of its own, as many as the plan says and its shard still has."""
+class OwnShards:
+    """Every rank reads samples of its own, as many as the plan says and its shard still has.
 
-    kind = "sharded"
+    It answers what ``SameStream`` does.
+
+    Attributes:
+        global_batch_size: samples of a full step.
+    """
+
+    global_batch_size: int
 
     def ahead(self, batch_size: int) -> int:
         # What plans rarely outgrow in one step. One that does costs a moment of waiting.
@@ -205,11 +180,6 @@ def _one_each(sizes: IntArray, batch_size: Sequence[int]) -> tuple[int, ...]:
             sizes[np.argmax(sizes)] -= 1
             sizes[rank] = 1
     return tuple(sizes.tolist())
-
-
-def terms_of(kind: StreamKind, global_batch_size: int) -> AbstractStreamTerms:
-    """Return the terms of ``kind``."""
-    return SameStream(global_batch_size) if kind == "same" else OwnShards(global_batch_size)
 
 
 @final

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from threading import Condition, Thread, current_thread
 from time import monotonic
@@ -15,11 +15,12 @@ from torch.utils.data import DataLoader
 
 from ...._types import IntArray
 from .._protocols import MicroBatch
+from ..deal._by_cost import Indices
 from ..deal._plans import Share, StepSpan
 from ._chunks import ChunkRows, Collation, Packed, SamplePlace, rows_of
 from ._loader_workers import FetchedChunk, WorkerPool
-from ._sources import BatchSource, Feed, FetchCounts, IndicesOf, InlineSource, ShareOf
-from ._torch_loader import Wanted, pinner_of, pinning, worker_generator
+from ._sources import Feed, FetchCounts, InlineSource, ShareOf
+from ._torch_loader import Wanted, pinning, worker_generator
 
 _LARGEST_CHUNK = 64
 _CHUNK_S = 0.0075  # one that is under way delays an urgent one by this much
@@ -43,19 +44,14 @@ class StepWork:
         self._asked = np.zeros(span.num_samples, np.bool_)
         self._here = np.zeros(span.num_samples, np.bool_)
         self._place: list[SamplePlace | None] = [None] * span.num_samples
-        self._todo = share.fetched
+        self.todo = share.fetched  # that was not asked for yet
 
     def replan(self, share: Share) -> None:
         """Take over a newer plan's share."""
         if not share.equals(self.share):
             self.share = share
             slots = share.fetched
-            self._todo = slots[~self._asked[slots]]
-
-    @property
-    def num_todo(self) -> int:
-        """Samples it owns that were not asked for yet."""
-        return len(self._todo)
+            self.todo = slots[~self._asked[slots]]
 
     def indices(self, slots: IntArray) -> Wanted:
         """Return what these slots are in the data set."""
@@ -64,7 +60,7 @@ class StepWork:
 
     def ask(self, most: int) -> IntArray:
         """Return the first ``most`` slots to ask for, which counts as having asked."""
-        slots, self._todo = self._todo[:most], self._todo[most:]
+        slots, self.todo = self.todo[:most], self.todo[most:]
         self._asked[slots] = True
         return slots
 
@@ -87,21 +83,16 @@ class StepWork:
         """Return whether its batches are made, of the very samples it owns."""
         return self.made is not None and self.made[0].equals(self.share)
 
-    def rows(self) -> list[list[ChunkRows]]:
-        """Return where the samples of each of its forwards lie, in their order."""
-        slots = self.share.fetched.tolist()
-        return [self.rows_of(slots[place]) for place in self.share.places]
-
     def want(self, slots: IntArray) -> IntArray:
         """Return which of these slots were not asked for yet, which counts as having asked."""
         missing = slots[~self._asked[slots]]
         self._asked[missing] = True
-        self._todo = np.setdiff1d(self._todo, missing)
+        self.todo = np.setdiff1d(self.todo, missing)
         return missing
 
-    def rows_of(self, slots: Sequence[int]) -> list[ChunkRows]:
+    def rows_of(self, slots: IntArray) -> list[ChunkRows]:
         """Return where the samples of these slots lie, all of which are here."""
-        return rows_of(place for slot in slots if (place := self._place[slot]) is not None)
+        return rows_of(place for slot in slots.tolist() if (place := self._place[slot]) is not None)
 
 
 class Horizon:
@@ -117,10 +108,10 @@ class Horizon:
         self._sample_s: float | None = None
         self._spans: Iterator[StepSpan] = iter(())
         self._next: StepSpan | None = None
-        self._indices_of: IndicesOf | None = None
+        self._indices_of: Indices | None = None
         self.works: deque[StepWork] = deque()
 
-    def begin(self, spans: Iterable[StepSpan], indices_of: IndicesOf | None = None) -> None:
+    def begin(self, spans: Iterable[StepSpan], indices_of: Indices | None = None) -> None:
         """Start over with these steps; none is to end."""
         self._spans, self._indices_of = iter(spans), indices_of
         self._next = next(self._spans, None)
@@ -147,8 +138,8 @@ class Horizon:
         something for every worker.
         """
         for work in self.works:
-            if work.num_todo:
-                return work, work.ask(self._chunk_size(work.num_todo))
+            if num_todo := len(work.todo):
+                return work, work.ask(self._chunk_size(num_todo))
         return None
 
     def is_crowded(self) -> bool:
@@ -193,7 +184,6 @@ class PrefetchSource:
         loader: the user's, with at least one worker.
         changed: guards the plans and all state here.
         check: raises if the run cannot go on.
-        pin: moves a batch to pinned memory, in the background; None where none is moved.
     """
 
     def __init__(
@@ -202,14 +192,13 @@ class PrefetchSource:
         *,
         changed: Condition,
         check: Callable[[], None],
-        pin: Callable[[Any], Any] | None,
     ) -> None:
         assert loader.prefetch_factor is not None  # torch fills it in where there are workers
         self._loader = loader
         self._changed = changed
         self._check = check
         self._collation = Collation.of(loader.collate_fn)
-        self._batch_of = pinning(self._collation.batch, pin)
+        self._batch_of = pinning(loader, self._collation.batch)
         self._horizon = Horizon(
             num_steps=max(2, loader.num_workers * loader.prefetch_factor),
             num_workers=loader.num_workers,
@@ -222,6 +211,7 @@ class PrefetchSource:
         self.counts = FetchCounts()
 
     def open(self) -> None:
+        """Start what fetches, if it is not running, and draw its seed when torch's would."""
         if self._pool is not None:
             return
         self._closing, self._problem = False, None
@@ -233,13 +223,15 @@ class PrefetchSource:
         self._maker = Thread(target=self._make_batches, name="evenstep-collate", daemon=True)
         self._maker.start()
 
-    def begin(self, indices_of: IndicesOf, spans: Iterator[StepSpan], share_of: ShareOf) -> None:
+    def begin(self, indices_of: Indices, spans: Iterator[StepSpan], share_of: ShareOf) -> None:
+        """Get ready for these steps."""
         with self._changed:
             self._share_of = share_of
             self._horizon.begin(spans, indices_of)
             self.replan()
 
     def replan(self) -> None:
+        """Fetch by the newest shares of the steps ahead: they may have changed."""
         with self._changed:
             self._is_behind = False
             if self._share_of is not None:
@@ -248,6 +240,7 @@ class PrefetchSource:
                 self._changed.notify_all()
 
     def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
+        """Return the batches that a step begins with, which is the next one, and its others."""
         with self._changed:
             works = self._horizon.works
             if not works:
@@ -289,16 +282,18 @@ class PrefetchSource:
         self._request(work, slots)
         with self._changed:
             self._wait_until(lambda: work.has(slots))
-            rows = work.rows_of(slots.tolist())
+            rows = work.rows_of(slots)
             self.counts.used += len(slots)
         return self._batch_of(rows)
 
     def end(self) -> None:
+        """Let go of the epoch, wherever it stands."""
         self._look_no_further()
         if not self._loader.persistent_workers or self._problem is not None:
             self.close()
 
     def close(self) -> None:
+        """Stop everything, threads and processes; ``open`` starts afresh."""
         self._closing = True
         self._look_no_further()
         pool, self._pool = self._pool, None
@@ -383,7 +378,8 @@ class PrefetchSource:
                 self.replan()
                 return True
             work = self._horizon.works[0]
-            share, rows = work.share, work.rows()
+            share = work.share
+            rows = [work.rows_of(slots) for slots in share.of_forwards()]
         made: list[MicroBatch] | Exception
         try:
             made = [
@@ -398,11 +394,14 @@ class PrefetchSource:
         return True
 
 
+BatchSource = InlineSource | PrefetchSource
+"""Where the batches of an epoch come from."""
+
+
 def source_of(
     loader: DataLoader[Any], changed: Condition, check: Callable[[], None]
 ) -> BatchSource:
     """Return what fetches for the user's loader: its workers, where it has any."""
-    pin = pinner_of(loader)
     if loader.num_workers == 0:
-        return InlineSource(loader, pin=pin)
-    return PrefetchSource(loader, changed=changed, check=check, pin=pin)
+        return InlineSource(loader)
+    return PrefetchSource(loader, changed=changed, check=check)

@@ -1,16 +1,17 @@
-"""What a source of batches is; and the one without workers, in the training process."""
+"""What a source of batches gives; and the one without workers, in the training process."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from torch.utils.data import DataLoader
 
 from ...._types import IntArray
 from .._protocols import MicroBatch
+from ..deal._by_cost import Indices
 from ..deal._plans import Share, StepSpan
 from ..deal._sample_keys import EpochKeys
 from ._torch_loader import fetch, pinning, worker_generator
@@ -18,15 +19,9 @@ from ._torch_loader import fetch, pinning, worker_generator
 ShareOf = Callable[[StepSpan], Share | None]
 """A rank's part of a step under the newest plan, for any thread; None while there is none."""
 
-IndicesOf = Callable[[int, int], IntArray | None]
-"""So many indices of the order from a position on, for any thread; None while not drawn.
 
-Where samples have seeds, ``(num_samples, 2)``, with the seed of each.
-"""
-
-
-def seeded(indices_of: IndicesOf, keys: EpochKeys) -> IndicesOf:
-    """Return ``indices_of`` with the keys of the positions as the samples' seeds."""
+def seeded(indices_of: Indices, keys: EpochKeys) -> Indices:
+    """Return ``indices_of`` with the key of each position as the sample's seed: pairs of them."""
 
     def pairs(first: int, num_samples: int) -> IntArray | None:
         indices = indices_of(first, num_samples)
@@ -67,55 +62,33 @@ class Feed:
     batch: Callable[[IntArray], Any]
 
 
-class BatchSource(Protocol):
-    """Where the batches of an epoch come from."""
-
-    counts: FetchCounts
-
-    def open(self) -> None:
-        """Start what fetches, if it is not running, and draw its seed when torch's would."""
-        ...
-
-    def begin(self, indices_of: IndicesOf, spans: Iterator[StepSpan], share_of: ShareOf) -> None:
-        """Get ready for these steps."""
-        ...
-
-    def replan(self) -> None:
-        """Fetch by the newest shares of the steps ahead: they may have changed."""
-        ...
-
-    def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
-        """Return the batches that a step begins with, which is the next one, and its others."""
-        ...
-
-    def end(self) -> None:
-        """Let go of the epoch, wherever it stands."""
-        ...
-
-    def close(self) -> None:
-        """Stop everything, threads and processes; ``open`` starts afresh."""
-        ...
-
-
 class InlineSource:
-    """Fetches and collates when asked, as torch's loader does with ``num_workers=0``."""
+    """Fetches and collates when asked, as torch's loader does with ``num_workers=0``.
 
-    def __init__(self, loader: DataLoader[Any], *, pin: Callable[[Any], Any] | None) -> None:
+    Attributes:
+        counts: of samples.
+    """
+
+    def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
-        self._batch_of = pinning(loader.collate_fn, pin)
-        self._indices_of: IndicesOf | None = None
+        self._batch_of = pinning(loader, loader.collate_fn)
+        self._indices_of: Indices | None = None
         self._share_of: ShareOf | None = None
         self.counts = FetchCounts()
 
     def open(self) -> None:
+        """Start what fetches, if it is not running, and draw its seed when torch's would."""
         worker_generator(self._loader)  # torch's loader draws it without workers too
 
-    def begin(self, indices_of: IndicesOf, spans: Iterator[StepSpan], share_of: ShareOf) -> None:
+    def begin(self, indices_of: Indices, spans: Iterator[StepSpan], share_of: ShareOf) -> None:
+        """Get ready for these steps."""
         self._indices_of, self._share_of = indices_of, share_of
 
-    def replan(self) -> None: ...
+    def replan(self) -> None:
+        """Do nothing: shares are asked for as late as can be."""
 
     def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
+        """Return the batches that a step begins with, which is the next one, and its others."""
         assert self._indices_of is not None
         assert self._share_of is not None
         share, indices = self._share_of(span), self._indices_of(span.first, span.num_samples)
@@ -141,7 +114,9 @@ class InlineSource:
         return self._batch_of(samples)
 
     def end(self) -> None:
+        """Let go of the epoch, wherever it stands."""
         self._indices_of = self._share_of = None
 
     def close(self) -> None:
+        """Stop everything, threads and processes; ``open`` starts afresh."""
         self.end()

@@ -6,6 +6,7 @@ import copy
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, final
 
@@ -16,6 +17,11 @@ from torch.utils.data import DataLoader, IterableDataset
 from ...._types import IntArray
 from ._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
 from ._torch_loader import inner_loader, pinning
+
+
+def no_length(sample: Any) -> int:
+    """Return 0, where samples are counted."""
+    return 0
 
 
 @final
@@ -29,8 +35,7 @@ class StreamReader:
         loader: the user's.
         chunk: samples that a worker reads in one go.
         prefetch: chunks that a worker reads ahead.
-        pin: moves a batch to pinned memory.
-        length_of: tells the length of a sample, where the samples are read; None is none.
+        length_of: tells the length of a sample, where the samples are read; by default it is 0.
 
     Attributes:
         ended: whether there are no more than those in stock.
@@ -42,19 +47,18 @@ class StreamReader:
         *,
         chunk: int,
         prefetch: int,
-        pin: Callable[[Any], Any] | None,
-        length_of: Callable[[Any], int] | None = None,
+        length_of: Callable[[Any], int] = no_length,
     ) -> None:
         self._loader = loader
         self._collation = Collation.of(loader.collate_fn)
-        self._batch_of = pinning(self._collation.batch, pin)
+        self._batch_of = pinning(loader, self._collation.batch)
         self._generator = torch.Generator()
         self._length_of = length_of
-        worker = _PackChunk(self._collation.merge, length_of)
+        worker = partial(_packed, self._collation.merge, length_of)
         self._inner = _inner(loader, worker, self._generator, chunk, prefetch)
         self._chunks: Iterator[Any] = iter(())
         self._places: deque[SamplePlace] = deque()  # read and not handed out, oldest first
-        self._lengths: deque[int] = deque()  # of these; of none where nothing tells
+        self._lengths: deque[int] = deque()  # of these
         self._spare: Chunk | None = None  # that begins with the stream's first sample
         self.ended = True
 
@@ -73,15 +77,15 @@ class StreamReader:
         """Read until ``num_samples`` are in stock or the stream ends."""
         while self.stock < num_samples and not self.ended:
             try:
-                chunk = next(self._chunks)
+                content = next(self._chunks)
             except StopIteration:
                 self.ended = True
                 return
             if self._loader.num_workers:
-                content, size, lengths = chunk
+                content, lengths = content
             else:
-                content, size, lengths = [chunk], 1, _lengths([chunk], self._length_of)
-            self._places.extend((content, row) for row in range(size))
+                content, lengths = [content], [self._length_of(content)]
+            self._places.extend((content, row) for row in range(len(lengths)))
             self._lengths.extend(lengths)
             if self._spare is None:
                 # Apart from what is handed out, as a `collate_fn` may change its samples.
@@ -158,7 +162,6 @@ class StreamReader:
     def _drop(self, num_samples: int) -> None:
         for _ in range(num_samples):
             self._places.popleft()
-        for _ in range(min(num_samples, len(self._lengths))):
             self._lengths.popleft()
 
 
@@ -172,29 +175,17 @@ class _ShownDataset(IterableDataset[Any]):
         return iter(self.dataset)
 
 
-class _PackChunk:
-    """What a worker does with the samples it has read; how many they were, and their lengths."""
-
-    def __init__(
-        self,
-        merge: Callable[[list[Any]], Any] | None,
-        length_of: Callable[[Any], int] | None,
-    ) -> None:
-        self._merge = merge
-        self._length_of = length_of
-
-    def __call__(self, samples: list[Any]) -> tuple[Packed, int, list[int]]:
-        lengths = _lengths(samples, self._length_of)
-        return pack(self._merge(samples) if self._merge else samples), len(samples), lengths
-
-
-def _lengths(samples: list[Any], length_of: Callable[[Any], int] | None) -> list[int]:
-    return [] if length_of is None else [length_of(sample) for sample in samples]
+def _packed(
+    merge: Callable[[list[Any]], Any] | None, length_of: Callable[[Any], int], samples: list[Any]
+) -> tuple[Packed, list[int]]:
+    """Return what a worker makes of the samples it has read, and their lengths."""
+    lengths = [length_of(sample) for sample in samples]
+    return pack(merge(samples) if merge else samples), lengths
 
 
 def _inner(
     loader: DataLoader[Any],
-    worker: _PackChunk,
+    worker: Callable[[list[Any]], Any],
     generator: torch.Generator,
     chunk: int,
     prefetch: int,

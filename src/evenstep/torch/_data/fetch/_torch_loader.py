@@ -9,6 +9,7 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from itertools import repeat
 from operator import getitem
 from typing import Any, TypeVar
@@ -17,6 +18,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 from ...._private_torch import pinned
+from ...._warning import warn
 
 Answer = TypeVar("Answer")
 _WORKER_S = 30.0  # within which a loader worker has to start and answer a question
@@ -93,7 +95,7 @@ def inner_loader(
     settings = {
         "num_workers": loader.num_workers,
         "multiprocessing_context": loader.multiprocessing_context,
-        "worker_init_fn": _WorkerInit(loader.worker_init_fn),
+        "worker_init_fn": partial(_set_up, loader.worker_init_fn),
         "batch_size": None,
         "collate_fn": _as_it_is,
     } | settings
@@ -136,23 +138,18 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-class _WorkerInit:
-    """Shows the user's code the user's data set, then runs the user's ``worker_init_fn``."""
-
-    def __init__(self, function: Callable[[int], Any] | None) -> None:
-        self._function = function
-
-    def __call__(self, worker: int) -> None:
-        # What was garbage when this process was forked is its parent's to collect. A process group
-        # would wait here, in its destructor, for a thread that the parent alone has: for ever.
-        gc.freeze()
-        info = get_worker_info()
-        assert info is not None
-        service: Any = info.dataset
-        # Past the frozen guard: `get_worker_info().dataset` is where such functions look.
-        object.__setattr__(info, "dataset", service.dataset)
-        if self._function is not None:
-            self._function(worker)
+def _set_up(function: Callable[[int], Any] | None, worker: int) -> None:
+    """Show the user's code the user's data set, then run the user's ``worker_init_fn``."""
+    # What was garbage when this process was forked is its parent's to collect. A process group
+    # would wait here, in its destructor, for a thread that the parent alone has: for ever.
+    gc.freeze()
+    info = get_worker_info()
+    assert info is not None
+    service: Any = info.dataset
+    # Past the frozen guard: `get_worker_info().dataset` is where such functions look.
+    object.__setattr__(info, "dataset", service.dataset)
+    if function is not None:
+        function(worker)
 
 
 def with_parts(loader: DataLoader[Any], **parts: Any) -> DataLoader[Any]:
@@ -175,34 +172,26 @@ def worker_generator(loader: DataLoader[Any]) -> torch.Generator:
     return copy
 
 
-def pinner_of(loader: DataLoader[Any]) -> Callable[[Any], Any] | None:
-    """Return what ``loader.pin_memory`` asks for, and say if nothing can come of it."""
-    if loader.pin_memory and not torch.accelerator.is_available():
-        warnings.warn(
-            "`DataLoader(pin_memory=True)` has no effect: there is no accelerator.", stacklevel=4
-        )
-    return pinner(wanted=loader.pin_memory)
+def pinning(
+    loader: DataLoader[Any], collate: Callable[[Any], Any], *, warns: bool = True
+) -> Callable[[Any], Any]:
+    """Return ``collate``, whose batches are moved into pinned memory if the loader asks for that.
 
-
-def pinner(*, wanted: bool) -> Callable[[Any], Any] | None:
-    """Return what moves a batch into pinned memory; None without an accelerator, and unwanted.
-
-    For the thread that calls this: it takes over that thread's device.
+    For the thread that calls it: it takes over the device of this one. Without an accelerator
+    nothing can come of it, which it ``warns`` of.
     """
-    if not wanted or not torch.accelerator.is_available():
-        return None
-    device = torch.accelerator.current_accelerator()
+    if not loader.pin_memory:
+        return collate
+    is_there = torch.accelerator.is_available()
+    device = torch.accelerator.current_accelerator() if is_there else None
+    if device is None:
+        if warns:
+            warn("`DataLoader(pin_memory=True)` has no effect: there is no accelerator.")
+        return collate
     index = torch.accelerator.current_device_index()
 
-    def pin(batch: Any) -> Any:
+    def pinned_batch(samples: Any) -> Any:
         torch.accelerator.set_device_index(index)
-        return pinned(batch, None if device is None else device.type)
+        return pinned(collate(samples), device.type)
 
-    return pin
-
-
-def pinning(
-    collate: Callable[[Any], Any], pin: Callable[[Any], Any] | None
-) -> Callable[[Any], Any]:
-    """Return ``collate``, whose batches ``pin`` moves, if there is such a thing."""
-    return collate if pin is None else lambda samples: pin(collate(samples))
+    return pinned_batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, final
 
 import torch
@@ -32,13 +32,11 @@ def measuring(loader: DataLoader[Any], of: Any) -> DataLoader[Any]:
         loader: the user's own.
         of: as in ``Cost(from_batch=...)``.
     """
-    return with_parts(loader, collate_fn=_Measuring(loader.collate_fn, of))
+    return with_parts(loader, collate_fn=partial(_measured, of, loader.collate_fn))
 
 
-def unpacked(parts: Sequence[MicroBatch]) -> tuple[list[MicroBatch], list[IntArray]]:
-    """Return a step's micro-batches as the user's ``collate_fn`` made them, and their lengths."""
-    plain = [replace(part, batch=part.batch.batch) for part in parts]
-    return plain, [part.batch.lengths for part in parts]
+def _measured(of: Any, collate: Callable[[Any], Any], samples: list[Any]) -> MeasuredBatch:
+    return MeasuredBatch(*batch_lengths(of, samples, collate))
 
 
 @final
@@ -87,15 +85,3 @@ def _numbers_in(batch: Any, name: str = "") -> Iterator[tuple[str, int]]:
     elif isinstance(batch, list | tuple):
         for place, value in enumerate(batch):
             yield from _numbers_in(value, f"{name}.{place}")
-
-
-@final
-class _Measuring:
-    """A ``collate_fn`` that tells lengths."""
-
-    def __init__(self, collate: Callable[[Any], Any], of: Any) -> None:
-        self._collate = collate
-        self._of = of
-
-    def __call__(self, samples: list[Any]) -> MeasuredBatch:
-        return MeasuredBatch(*batch_lengths(self._of, samples, self._collate))

@@ -6,8 +6,8 @@ import os
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from functools import partial
-from itertools import islice
 from threading import Condition, RLock
 from time import perf_counter
 from typing import Any
@@ -18,32 +18,28 @@ from ...._planner import Plan, Work
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
-from .._protocols import MicroBatch
+from .._protocols import MicroBatch, StepStart
 from .._step import (
     KnownPortions,
     Portions,
     Step,
-    out_of_turn,
-    with_keys,
-    with_sizes,
     with_units,
 )
-from ..deal._by_cost import CostDeal, SeenLengths
+from ..deal._by_cost import CostDeal, Indices, SeenLengths
 from ..deal._plans import PlanBook, StepSpan, spans_of
 from ..deal._sample_keys import EpochKeys
-from ..fetch._prefetch import source_of
-from ..fetch._sources import BatchSource, Feed, FetchCounts, IndicesOf, seeded
-from ..fetch._with_lengths import CapCheck, measuring, unpacked
+from ..fetch._prefetch import BatchSource, source_of
+from ..fetch._sources import Feed, FetchCounts, seeded
+from ..fetch._with_lengths import CapCheck, measuring
 from ..order._global_order import (
     EpochOrder,
     GlobalOrder,
     LoopStart,
-    OrderedEpoch,
     checked_num_steps,
     goes_on,
 )
 from ..order._samplers import tell_epoch
-from ._base import AbstractStepLoader, Loops, StepContext
+from ._base import AbstractStepLoader, StepContext
 from ._claimed import Claimed
 
 _MOST_STARTS = 8  # more epochs than a loop fetches ahead
@@ -75,27 +71,27 @@ class BalancedLoader(AbstractStepLoader):
         block_size: indices of the order that are drawn at a time, the same on all ranks; None
             chooses a number.
 
+    Attributes:
+        num_samples: samples of an epoch that are trained on, over all ranks.
+
     Raises:
         ValueError: the loader cannot be balanced; the message names the remedy.
     """
 
-    _at: OrderedEpoch
-    _ahead: Iterator[StepSpan]  # the steps of the newest loop
+    _at: EpochOrder
 
     def __init__(
         self, loader: DataLoader[Any], context: StepContext, *, block_size: int | None = None
     ) -> None:
+        super().__init__(loader, context, EpochOrder())
         self._size = context.global_batch_size
         ranks = context.ranks
         self._order = GlobalOrder(
             loader, ranks, ranks.share, global_batch_size=self._size, block_size=block_size
         )
         self._num_steps = checked_num_steps(self._order.num_samples, self._size, loader.drop_last)
+        self.num_samples = min(self._order.num_samples, self._num_steps * self._size)
         self._form = OrderedForm(self._size, self._order.num_samples, self._num_steps)
-        self._loader = loader
-        self._context = context
-        self._loops = Loops(context.session)
-        self._at = OrderedEpoch(EpochOrder())
         self._starts: deque[LoopStart] = deque(maxlen=_MOST_STARTS)
 
         self._lock = RLock()  # plans come from any thread
@@ -125,11 +121,6 @@ class BalancedLoader(AbstractStepLoader):
     def sampler(self) -> Any:
         """The user's sampler; its ``set_epoch`` counts on rank 0."""
         return self._order.sampler
-
-    @property
-    def num_samples(self) -> int:
-        """Samples of an epoch that are trained on, over all ranks."""
-        return min(self._order.num_samples, self._num_steps * self._size)
 
     @property
     def tail_batch_size(self) -> int | None:
@@ -179,7 +170,7 @@ class BalancedLoader(AbstractStepLoader):
         """
         if self._by_cost is not None:
             with self._lock:
-                self._by_cost.begin(self._at.order.blocks.indices, equal_forwards=True)
+                self._by_cost.begin(self._at.blocks.indices, equal_forwards=True)
                 self._source.replan()
 
     def _state(self) -> dict[str, Any]:
@@ -189,7 +180,7 @@ class BalancedLoader(AbstractStepLoader):
             step = starts[0].step if starts else self._context.count.value
         at, taken = goes_on(step, at, starts, num_steps=self._num_steps)
         state = self._form.write(
-            at.order.state(taken * self._size),
+            at.state(taken * self._size),
             epochs_begun=at.number,
             steps_taken=taken,
             steps_of_run=step,
@@ -205,13 +196,13 @@ class BalancedLoader(AbstractStepLoader):
             good["lengths"] = self._seen.check(state.get("lengths", ""))
         return good
 
-    def _begin_epoch(self) -> OrderedEpoch:
+    def _begin_epoch(self) -> EpochOrder:
         resume, self._resume, at = self._resume, None, self._at
         if self._seen is not None:
             self._seen.restore(resume["lengths"] if resume is not None else "")
             self._seen.merge()
         if resume is not None:
-            at = OrderedEpoch(EpochOrder(), resume["epochs_begun"], resume["steps_taken"])
+            at = EpochOrder(number=resume["epochs_begun"], steps_taken=resume["steps_taken"])
             resume = resume if resume["order"] else None  # it was written before the first epoch
         finished = at.steps_taken == self._num_steps
         # Opening draws from the sampler's generator: once an epoch, or once a run if workers
@@ -220,7 +211,7 @@ class BalancedLoader(AbstractStepLoader):
         if not late:
             self._source.open()
         if resume is not None:
-            at.order = self._order.redraw(
+            again = self._order.redraw(
                 resume["order"],
                 at.steps_taken * self._size,
                 fingerprint=resume["fingerprint"],
@@ -228,30 +219,33 @@ class BalancedLoader(AbstractStepLoader):
                 finished=finished,
             )
             if not finished:
-                return at
+                again.number, again.steps_taken = at.number, at.steps_taken
+                return again
         if late:
             self._source.open()
         skipped, self._num_skipped = self._num_skipped, 0
-        return OrderedEpoch(self._order.draw(), at.number + 1, skipped)
+        order = self._order.draw()
+        order.number, order.steps_taken = at.number + 1, skipped
+        return order
 
-    def _read_on(self, *, whole: bool) -> None:
-        self._starts.append(LoopStart(self._loops.next_step, self._at, self._at.steps_taken))
-        self._ahead = self._spans()
-        if (span := next(self._spans(), None)) is not None:
-            self._draw(span.first)
-        indices_of: IndicesOf = self._at.order.blocks.indices
+    def _read_on(self) -> None:
+        taken = self._at.steps_taken
+        self._starts.append(LoopStart(self._loops.next_step, self._at, taken))
+        if taken < self._num_steps:
+            self._draw(taken * self._size)
+        indices_of: Indices = self._at.blocks.indices
         if self._by_cost is not None:
-            equal_forwards = self._equal_forwards(whole=whole)
-            self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=whole)
-        # The book's, as the source must not keep the loader alive.
-        share_of = partial(self._book.share, whole=whole)
+            equal_forwards = self._equal_forwards()
+            self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=self._whole)
+        self._book.whole = self._whole
         context, self._keys = self._context, None
         if context.sample_seed is not None:
             self._keys = EpochKeys.of_epoch(context.sample_seed, context.number, self._at.number)
             indices_of = seeded(indices_of, self._keys)
-        self._source.begin(indices_of, self._spans(), share_of)
+        # The book's, as the source must not keep the loader alive.
+        self._source.begin(indices_of, self._spans(taken), self._book.share)
 
-    def _return_to(self, at: OrderedEpoch) -> None:
+    def _return_to(self, at: EpochOrder) -> None:
         self._source.end()
         self._at = at
         self._source.open()
@@ -259,70 +253,62 @@ class BalancedLoader(AbstractStepLoader):
     def _end_reading(self) -> None:
         self._source.end()
         if not self._loops.is_nested:
-            self._at.order.end()
+            self._at.end()
 
     def _close_source(self) -> None:
         self._source.close()
 
-    def _spans(self) -> Iterator[StepSpan]:
-        """Return the steps of the epoch from here on."""
-        first = self._at.steps_taken * self._size
-        return spans_of(self._loops.next_step, first, self.num_samples, self._size)
+    def _spans(self, taken: int) -> Iterator[StepSpan]:
+        """Return the steps of the epoch after so many."""
+        step = self._loops.next_step + taken - self._at.steps_taken
+        return spans_of(step, taken * self._size, self.num_samples, self._size)
 
     def _draw(self, first: int) -> None:
         """Draw the order past the step that begins at a position, and forget what is before it."""
-        self._at.order.advance(first, first + 2 * self._size)
+        self._at.advance(first, first + 2 * self._size)
 
-    def _next(self, *, whole: bool) -> Step | MicroBatch | None:
-        if (span := next(self._ahead, None)) is None:
+    def _next(self) -> Step | MicroBatch | None:
+        step, first = self._loops.next_step, self._at.steps_taken * self._size
+        num_samples = min(self._size, self.num_samples - first)
+        if num_samples <= 0:
             return None
-        count = self._context.count
-        if span.step != count.value:
-            raise out_of_turn()
-        count.begun = True
-        plan = self._loops.steps.at(span.step)
-        began_s = perf_counter()
-        if span.first + 2 * self._size > self._at.order.drawn:
-            self._draw(span.first)
-        if self._problem is not None or self._book.only is not plan:
-            self._put_into_force(plan, span.step)
-        parts, feed = self._source.take(span)
-        return self._given(span, plan, parts, feed, data_s=perf_counter() - began_s, whole=whole)
-
-    def _given(
-        self,
-        span: StepSpan,
-        plan: Plan,
-        parts: list[MicroBatch],
-        feed: Feed,
-        *,
-        data_s: float,
-        whole: bool,
-    ) -> Step | MicroBatch:
-        """Return what the loop gets of batches that are here."""
+        span = StepSpan(step, first, num_samples)
+        plan = self._plan()
+        parts, feed, data_s = self._fetched(span, plan)
         work, units, keys_of = None, None, None
         checksum = plan.epoch + 1  # no two plans of one epoch have other sizes
         if self._by_cost is not None:
-            parts, (work, checksum) = self._assigned(span, parts, whole=whole)
+            parts, (work, checksum) = self._assigned(span, parts)
         if self._cap_check is not None:
             self._cap_check.look(parts)
         if self._context.counter is not None:
             parts, units = with_units(parts, self._context.counter)
         if (keys := self._keys) is not None:
-            keys_of = lambda slots: keys.at(span.first + slots)  # noqa: E731
-            parts = with_keys(parts, list(map(keys_of, self._book.fetched(span, whole=whole))))
+            keys_of = lambda slots: keys.at(first + slots)  # noqa: E731
+            pairs = zip(parts, map(keys_of, self._book.slots(span)), strict=True)
+            parts = [replace(part, keys=own) for part, own in pairs]
         given: Portions | MicroBatch
-        if whole:
+        if self._whole:
             (given,) = parts
         elif (opened := self._book.open_step(span)) is not None:
-            steps = self._loops.steps
-            given = Claimed(parts, span.step, opened, feed=feed, steps=steps, keys_of=keys_of)
+            steps = self._context.session.steps
+            given = Claimed(parts, step, opened, feed=feed, steps=steps, keys_of=keys_of)
         else:
             given = KnownPortions(parts)
         self._at.steps_taken += 1
         return self._hand_out(
-            given, span.num_samples, data_s=data_s, units=units, work=work, checksum=checksum
+            given, StepStart(step, given.num_samples, num_samples, data_s, units, work, checksum)
         )
+
+    def _fetched(self, span: StepSpan, plan: Plan) -> tuple[list[MicroBatch], Feed, float]:
+        """Return the batches that a step begins with, its further ones, and what the wait took."""
+        began_s = perf_counter()
+        if span.first + 2 * self._size > self._at.drawn:
+            self._draw(span.first)
+        if self._problem is not None or self._book.only is not plan:
+            self._put_into_force(plan, span.step)
+        parts, feed = self._source.take(span)
+        return parts, feed, perf_counter() - began_s
 
     def _put_into_force(self, plan: Plan, step: int) -> None:
         with self._lock:
@@ -332,7 +318,7 @@ class BalancedLoader(AbstractStepLoader):
                 self._source.replan()
 
     def _assigned(
-        self, span: StepSpan, parts: list[MicroBatch], *, whole: bool
+        self, span: StepSpan, parts: list[MicroBatch]
     ) -> tuple[list[MicroBatch], tuple[Work | None, int]]:
         """Return a step's batches by cost, with what ranks compare of it.
 
@@ -340,20 +326,22 @@ class BalancedLoader(AbstractStepLoader):
         """
         lengths: list[IntArray] | None = None
         if self._seen is not None:
-            parts, lengths = unpacked(parts)
+            lengths = [part.batch.lengths for part in parts]
+            parts = [replace(part, batch=part.batch.batch) for part in parts]
         with self._lock:
-            end = span.first + span.num_samples
-            after = spans_of(span.step + 1, end, self.num_samples, self._size)
-            later = islice(after, self.num_steps_ahead, None)
+            later = self._spans(self._at.steps_taken + 1 + self.num_steps_ahead)
             if (coming := next(later, None)) is not None:
                 self._book.look_ahead(coming)
             if self._seen is not None and lengths is not None:
-                indices = self._at.order.blocks.indices(span.first, span.num_samples)
+                indices = self._at.blocks.indices(span.first, span.num_samples)
                 assert indices is not None, "a step that is handed out was drawn"
-                for slots, seen in zip(self._book.slots(span, whole=whole), lengths, strict=False):
+                for slots, seen in zip(self._book.slots(span), lengths, strict=True):
                     self._seen.record(indices[slots], seen)
-            found = self._book.assigned(span, whole=whole, lengths=lengths)
-        return with_sizes(parts, found.sizes), (found.work, found.checksum)
+            found = self._book.assigned(span, lengths)
+        if found.sizes:
+            pairs = zip(parts, found.sizes, strict=True)
+            parts = [replace(part, sizes=own) for part, own in pairs]
+        return parts, (found.work, found.checksum)
 
     def _on_plan(self, plan: Plan) -> None:
         with self._lock:

@@ -11,9 +11,9 @@ from typing import Any, TypeVar, final
 from torch.utils.data import DataLoader
 
 from ...._diagnosis import Phase
-from ...._planner import Cost, SampleCosts, Work
+from ...._planner import Cost, Plan, SampleCosts
 from ....exceptions import invalid
-from .._protocols import ANEW, LoaderRanks, LoaderSession, LoaderSteps, MicroBatch, StepStart
+from .._protocols import ANEW, LoaderRanks, LoaderSession, MicroBatch, StepStart
 from .._step import Attempts, Portions, Step, StepCount, check_probed
 
 _T = TypeVar("_T")
@@ -106,15 +106,18 @@ class AbstractStepLoader(AbstractLoader):
     costs: SampleCosts | None = None
     num_steps_ahead: int = 0
     _loader: DataLoader[Any]
-    _context: StepContext
-    _loops: Loops
     _at: Any  # how far the newest loop is
+    _whole = True  # whether that one takes each step in one forward
     _resume: dict[str, Any] | None = None  # where the next loop goes on
 
+    def __init__(self, loader: DataLoader[Any], context: StepContext, at: Any) -> None:
+        self._loader, self._context, self._at = loader, context, at
+        self._loops = Loops(context.session)
+
     @property
-    @abc.abstractmethod
     def tail_batch_size(self) -> int | None:
         """Samples of the short last step over all ranks; None if there is none, or not known."""
+        return None
 
     @property
     def num_handed_out(self) -> int:
@@ -178,11 +181,11 @@ class AbstractStepLoader(AbstractLoader):
         """Return the begin of the next epoch, or where to resume, once that can be read from."""
 
     @abc.abstractmethod
-    def _read_on(self, *, whole: bool) -> None:
+    def _read_on(self) -> None:
         """Have the steps from here on fetched."""
 
     @abc.abstractmethod
-    def _next(self, *, whole: bool) -> Step | MicroBatch | None:
+    def _next(self) -> Step | MicroBatch | None:
         """Return the next step, or all of it for one forward; None at the end of the epoch."""
 
     @abc.abstractmethod
@@ -204,23 +207,25 @@ class AbstractStepLoader(AbstractLoader):
         outer = self._at if loops.is_nested else None
         with loops.begin(self._end_reading, cuts=not whole) as loop:
             try:
+                self._whole = whole
                 with self._context.session.steps.timed(Phase.INPUT):
                     self._at = at = self._begin_epoch()
-                    self._go_on(whole=whole)
+                    self._go_on()
                 if whole:
                     check_probed(self.attempts)
-                while (given := self._next(whole=whole)) is not None:
+                while (given := self._next()) is not None:
                     if isinstance(given, MicroBatch):
                         yield given.batch
                     else:
                         yield given
                         self._look_whether_left(given)
                     del given  # its batch is the loop's alone
-                    if loops.current != loop or loops.is_cut_off:
-                        loops.check(loop)
+                    if loop <= loops.last_cut_off:
+                        raise RuntimeError("the loader was closed, so this iteration cannot go on")
+                    if loops.current != loop:
                         self._return_to(at)
-                        loops.current = loop
-                        self._go_on(whole=whole)
+                        loops.current, self._whole = loop, whole
+                        self._go_on()
             finally:
                 if outer is not None and loops.current == loop:
                     self._at = outer
@@ -242,18 +247,34 @@ class AbstractStepLoader(AbstractLoader):
             if (now := getattr(batches, name, before)) != before:
                 raise _fixed(f"batch_sampler.{name}", before, now)
 
-    def _go_on(self, *, whole: bool) -> None:
+    def _go_on(self) -> None:
         self._loops.next_step = self._context.count.value
-        self._read_on(whole=whole)
+        self._read_on()
 
-    def _equal_forwards(self, *, whole: bool) -> bool:
+    def _plan(self) -> Plan:
+        """Return the plan of the next step: its plan point is here.
+
+        Raises:
+            RuntimeError: another loader has taken that step.
+        """
+        count, step = self._context.count, self._loops.next_step
+        if step != count.value:
+            raise RuntimeError(
+                "Another loader of this balancer was iterated meanwhile. Every iteration is a step "
+                "of the whole cluster, so loaders take turns: end one loop before the next, or "
+                "make one loader of both data sets."
+            )
+        count.begun = True
+        return self._context.session.steps.at(step)
+
+    def _equal_forwards(self) -> bool:
         """Return whether all ranks make as many forwards in a loop by cost that begins.
 
         Raises:
             ValueError: one forward may be too small for what a rank gets, and is all it has.
         """
         cost = self._context.cost
-        if whole and cost is not None and cost.is_capped:
+        if self._whole and cost is not None and cost.is_capped:
             raise invalid(
                 "Cost(max_size=..., max_samples=...)",
                 "be used in a loop over `loader.steps()`, which may make several forwards",
@@ -261,35 +282,20 @@ class AbstractStepLoader(AbstractLoader):
                 "Loop over the steps and their micro-batches: `for step in loader.steps(): for "
                 "batch in step: ...`.",
             )
-        return not whole and self._context.equal_forwards()
+        return not self._whole and self._context.equal_forwards()
 
-    def _hand_out(
-        self,
-        given: Portions | MicroBatch,
-        num_samples: int,
-        *,
-        data_s: float,
-        units: float | None,
-        work: Work | None = None,
-        checksum: int = 0,
-    ) -> Step | MicroBatch:
-        """Return the next step of the run, counted and announced; or all of it, for one forward.
-
-        Its samples are those of all ranks, its units this rank's; None where they are samples. So
-        is the work it was assigned by cost; None where samples are counted.
-        """
-        loops, context = self._loops, self._context
-        steps, number = loops.steps, loops.next_step
-        context.count.value = loops.next_step = number + 1
-        steps.begin_step(
-            StepStart(number, given.num_samples, num_samples, data_s, units, work, checksum)
-        )
+    def _hand_out(self, given: Portions | MicroBatch, start: StepStart) -> Step | MicroBatch:
+        """Return the next step of the run, counted and announced; or all of it, for one forward."""
+        context, number = self._context, start.step
+        steps = context.session.steps
+        context.count.value = self._loops.next_step = number + 1
+        steps.begin_step(start)
         if isinstance(given, MicroBatch):
             steps.begin_forward(number, given, is_last=True)
             return given
         return Step(
             given,
-            num_samples,
+            start.global_num_samples,
             listener=steps,
             no_sync=context.no_sync,
             number=number,
@@ -347,21 +353,16 @@ class Loops:
         session: is told of every loop.
 
     Attributes:
-        steps: of the run, once a loop has begun.
-        next_step: of the run, by number, from then on.
+        next_step: of the run, by number, once a loop has begun.
         current: number of the loop that the loader stands at, from 1.
-        is_cut_off: whether that one cannot go on.
+        last_cut_off: number of the newest loop that cannot go on, nor can those before it.
     """
 
-    steps: LoaderSteps
     next_step: int
 
     def __init__(self, session: LoaderSession) -> None:
         self._session = session
-        self.current = 0
-        self._num_begun = 0
-        self._cut_off = 0  # loops up to this one cannot go on
-        self.is_cut_off = False
+        self.current = self.last_cut_off = self._num_begun = 0
         self._open: set[int] = set()
 
     @property
@@ -372,29 +373,22 @@ class Loops:
     @contextmanager
     def begin(self, end: Callable[[], None], *, cuts: bool) -> Iterator[int]:
         """Begin a loop and give its number; at its end, let go of what it reads from."""
-        self.steps = self._session.begin_epoch(cuts=cuts)
+        self._session.begin_epoch(cuts=cuts)
         end()  # of a loop that was left and is still referred to
         self._num_begun += 1
         self.current = number = self._num_begun
-        self.is_cut_off = False
         self._open.add(number)
         try:
             yield number
-            self.steps.came_to_end()
+            self._session.steps.came_to_end()
         finally:
             self._open.discard(number)
             if self.current == number:  # not if another loop has begun meanwhile
                 end()
                 if not self._open:
-                    self.steps.end_epoch()
+                    self._session.steps.end_epoch()
 
     def cut_off(self) -> None:
         """Have the loops under way not go on."""
-        self._cut_off = self._num_begun
-        self.is_cut_off = True
+        self.last_cut_off = self._num_begun
         self._open.clear()
-
-    def check(self, number: int) -> None:
-        """Raise if a loop was cut off."""
-        if number <= self._cut_off:
-            raise RuntimeError("the loader was closed, so this iteration cannot go on")

@@ -17,14 +17,13 @@ from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
 from .._loader_state import StreamForm, StreamPosition
-from .._protocols import MicroBatch
-from .._step import KnownPortions, Step, out_of_turn, with_units
+from .._protocols import MicroBatch, StepStart
+from .._step import KnownPortions, Step, with_units
 from ..deal._by_cost import Assigned
-from ..deal._stream_deal import StreamDeal, StreamKind, StreamStock, terms_of
-from ..fetch._stream_reader import StreamReader
-from ..fetch._torch_loader import pinner_of
+from ..deal._stream_deal import OwnShards, SameStream, StreamDeal, StreamKind, StreamStock
+from ..fetch._stream_reader import StreamReader, no_length
 from ..order._samplers import check_iterates, tell_epoch
-from ._base import AbstractStepLoader, Loops, StepContext
+from ._base import AbstractStepLoader, StepContext
 
 _LARGEST = 1 << 63
 
@@ -62,15 +61,14 @@ class StreamLoader(AbstractStepLoader):
         ValueError: the loader cannot be balanced; the message names the remedy.
     """
 
-    tail_batch_size = None
-    """How many samples the last step has is not known before the end."""
-
     _at: StreamPosition
 
     def __init__(self, loader: DataLoader[Any], context: StepContext, *, kind: StreamKind) -> None:
         _check(loader)
+        position = StreamPosition(passed=[0] * context.ranks.world_size)
+        super().__init__(loader, context, position)
         self._ranks, self._size = context.ranks, context.global_batch_size
-        self._terms = terms_of(kind, self._size)
+        self._terms = (SameStream if kind == "same" else OwnShards)(self._size)
         cost = context.cost
         self._reader = _reader(loader, kind, self._ranks.world_size, self._size, cost)
         self._by_cost = None if cost is None else StreamDeal(cost, self._ranks, self._size)
@@ -78,14 +76,10 @@ class StreamLoader(AbstractStepLoader):
         self._form = StreamForm(
             kind, self._size, max(loader.num_workers, 1), self._ranks.world_size
         )
-        self._loader = loader
-        self._context = context
-        self._loops = Loops(context.session)
-        self._at = StreamPosition(passed=[0] * self._ranks.world_size)
         self._stocks: Callable[[], list[StreamStock]] | None = None
 
     def __len__(self) -> int:
-        if self._terms.kind != "same":
+        if self._form.kind != "same":
             raise TypeError(
                 "the steps of an epoch over a sharded stream depend on the plans, so it has no "
                 "length. Count steps instead, and leave the loop after as many as you want."
@@ -123,29 +117,26 @@ class StreamLoader(AbstractStepLoader):
         if resume is None or at.finished or not at.epochs_begun:
             at = at.next_epoch()
         seed += 1_000_003 * at.epochs_begun
-        if self._terms.kind == "sharded":
+        if self._form.kind == "sharded":
             seed += self._ranks.rank  # where all read alike, seeds are alike
         self._reader.begin(seed % _LARGEST)
         self._reader.ensure(1)
-        self._look(self._tell(self._reader.mark())())
-        return at
-
-    def _look(self, stocks: list[StreamStock]) -> None:
-        """Raise or warn if the begin of the streams shows a mistake."""
+        stocks = self._tell(self._reader.mark())()
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
-        doubt = self._terms.doubt(stocks) if self._loops.current == 1 else None
-        if doubt is not None:
+        if self._loops.current == 1 and (doubt := self._terms.doubt(stocks)) is not None:
             warn(doubt)
+        return at
 
     def _draw_seed(self) -> int:
         source = self._loader.generator or torch.default_generator
         seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=source)
-        return self._ranks.share_indices([int(seed)] if self._ranks.rank == 0 else None)[0]
+        number = np.array([int(seed)]) if self._ranks.rank == 0 else None
+        return int(self._ranks.share((self._loops.current, 0), number)[0])
 
-    def _read_on(self, *, whole: bool) -> None:
+    def _read_on(self) -> None:
         if self._by_cost is not None:
-            self._by_cost.begin(equal_forwards=self._equal_forwards(whole=whole))
+            self._by_cost.begin(equal_forwards=self._equal_forwards())
         self._reader.skip(self._at.passed[self._ranks.rank])
         self._read_ahead(-(-self._size // self._ranks.world_size))
 
@@ -162,17 +153,14 @@ class StreamLoader(AbstractStepLoader):
         self._stocks = None
         self._reader.close()
 
-    def _next(self, *, whole: bool) -> Step | MicroBatch | None:
+    def _next(self) -> Step | MicroBatch | None:
         assert self._stocks is not None
-        if self._loops.next_step != self._context.count.value:
-            raise out_of_turn()
         stocks = self._stocks()
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
         sizes: tuple[int, ...] = ()
         if any(stock.num_samples for stock in stocks):
-            self._context.count.begun = True
-            plan = self._loops.steps.at(self._loops.next_step)
+            plan = self._plan()
             if self._terms.lacks(stocks, plan.batch_size):
                 self._reader.ensure(plan.batch_size[self._ranks.rank])
                 stocks = self._tell()()
@@ -181,12 +169,12 @@ class StreamLoader(AbstractStepLoader):
         if not total or (self._loader.drop_last and total < self._size):
             self._at.finished = True
             return None
-        return self._take(sizes, plan, whole=whole)
+        return self._take(sizes, plan)
 
-    def _take(self, sizes: tuple[int, ...], plan: Plan, *, whole: bool) -> Step | MicroBatch:
+    def _take(self, sizes: tuple[int, ...], plan: Plan) -> Step | MicroBatch:
         began_s = perf_counter()
         rank, passed = self._ranks.rank, self._terms.passed(sizes)
-        forwards, assigned = self._forwards(sizes, plan, whole=whole)
+        forwards, assigned = self._forwards(sizes, plan)
         batches = self._reader.take(passed[rank], forwards)
         self._read_ahead(plan.batch_size[rank])
         data_s = perf_counter() - began_s
@@ -197,17 +185,14 @@ class StreamLoader(AbstractStepLoader):
         self._at.steps_taken += 1
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
         work, checksum = (None, 0) if assigned is None else (assigned.work, assigned.checksum)
+        given = parts[0] if self._whole else KnownPortions(parts)
+        step, num_samples = self._loops.next_step, sum(sizes)
         return self._hand_out(
-            parts[0] if whole else KnownPortions(parts),
-            sum(sizes),
-            data_s=data_s,
-            units=units,
-            work=work,
-            checksum=checksum,
+            given, StepStart(step, given.num_samples, num_samples, data_s, units, work, checksum)
         )
 
     def _forwards(
-        self, sizes: tuple[int, ...], plan: Plan, *, whole: bool
+        self, sizes: tuple[int, ...], plan: Plan
     ) -> tuple[list[IntArray], Assigned | None]:
         """Return which samples each of this rank's forwards has, and what ranks compare of that."""
         rank, total = self._ranks.rank, sum(sizes)
@@ -215,11 +200,11 @@ class StreamLoader(AbstractStepLoader):
         if self._by_cost is not None:
             parts = self._by_cost.parts(plan, first, self._reader.lengths(total))
         if parts is None:
-            counts = (sizes[rank],) if whole else plan.forwards(rank, sizes[rank])
+            counts = (sizes[rank],) if self._whole else plan.forwards(rank, sizes[rank])
             begin = self._terms.first(sizes, rank)
             own = np.arange(begin, begin + sizes[rank])
             parts = np.split(own, np.cumsum(counts)[:-1])
-        elif whole:
+        elif self._whole:
             parts = [np.sort(np.concatenate(parts))]
         if self._by_cost is None:
             return parts, None
@@ -234,7 +219,7 @@ class StreamLoader(AbstractStepLoader):
     def _tell(self, mark: int = 0) -> Callable[[], list[StreamStock]]:
         """Tell the others what is in stock, and return what waits for what they have."""
         reader = self._reader
-        lengths = crc32(reader.lengths(self._size).tobytes())
+        lengths = 0 if self._by_cost is None else crc32(reader.lengths(self._size).tobytes())
         rows = self._ranks.gather(
             [reader.stock, int(reader.ended), mark, self._form.num_readers, lengths]
         )
@@ -251,20 +236,12 @@ def _reader(
     cost: Cost | None,
 ) -> StreamReader:
     """Return what reads: in chunks that depend on the global batch and not on who reads them."""
-    fair = -(-global_batch_size // world_size)
-    prefetch = loader.prefetch_factor or 2
-    pin = pinner_of(loader)
-    if kind == "sharded":
-        return StreamReader(loader, chunk=fair, prefetch=prefetch, pin=pin)
-    # A chunk holds what all ranks take together: as many samples ahead, in fewer chunks.
-    ahead = max(-(-prefetch // world_size), 1)
-    return StreamReader(
-        loader,
-        chunk=global_batch_size,
-        prefetch=ahead,
-        pin=pin,
-        length_of=None if cost is None else partial(sample_length, cost.of),
-    )
+    chunk, prefetch = -(-global_batch_size // world_size), loader.prefetch_factor or 2
+    if kind == "same":
+        # A chunk holds what all ranks take together: as many samples ahead, in fewer chunks.
+        chunk, prefetch = global_batch_size, max(-(-prefetch // world_size), 1)
+    length_of = no_length if cost is None else partial(sample_length, cost.of)
+    return StreamReader(loader, chunk=chunk, prefetch=prefetch, length_of=length_of)
 
 
 def _check(loader: DataLoader[Any]) -> None:

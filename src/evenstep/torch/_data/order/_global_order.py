@@ -44,6 +44,8 @@ class EpochOrder:
         blocks: those drawn and not trained on yet.
         key: tells an order that can begin anywhere; None where the indices themselves tell it.
         drawn: up to where it has been drawn with a block beyond, as far as was asked for.
+        number: of the epoch, from 1; 0 before the first.
+        steps_taken: of it, handed out.
     """
 
     before: list[int] = field(default_factory=list)
@@ -54,6 +56,8 @@ class EpochOrder:
     blocks: OrderBlocks = field(default_factory=OrderBlocks)
     key: int | None = None
     drawn: int = 0
+    number: int = 0
+    steps_taken: int = 0
 
     def advance(self, position: int, end: int) -> None:
         """Draw the order up to ``end`` and a block beyond, and forget what is before ``position``.
@@ -314,21 +318,6 @@ def _length(sampler: Any, global_batch_size: int) -> int:
     return _ENDLESS // global_batch_size * global_batch_size
 
 
-@dataclass(slots=True)
-class OrderedEpoch:
-    """How far an epoch was handed out.
-
-    Attributes:
-        order: of its samples.
-        number: counted from 1; 0 before the first.
-        steps_taken: of it.
-    """
-
-    order: EpochOrder
-    number: int = 0
-    steps_taken: int = 0
-
-
 class LoopStart(NamedTuple):
     """Where a loop over an epoch began, or went on after another loop.
 
@@ -339,13 +328,13 @@ class LoopStart(NamedTuple):
     """
 
     step: int
-    epoch: OrderedEpoch
+    epoch: EpochOrder
     steps_taken: int
 
 
 def goes_on(
-    step: int, at: OrderedEpoch, starts: Sequence[LoopStart], *, num_steps: int
-) -> tuple[OrderedEpoch, int]:
+    step: int, at: EpochOrder, starts: Sequence[LoopStart], *, num_steps: int
+) -> tuple[EpochOrder, int]:
     """Return the epoch that a run goes on with, and how many of its steps are done with.
 
     A loop that fetches ahead may have begun the next epoch before it used all of the last one.
