@@ -36,18 +36,18 @@ def test_every_sample_has_one_owner(num_samples, weights, size, step):
         forwards(rank, num_samples, weights, batch_size=size, lockstep=step)
         for rank in range(len(weights))
     ]
-    counted = [forward.positions[: forward.count] for rank in ranks for forward in rank]
-    shares = [sum(forward.count for forward in rank) for rank in ranks]
+    counted = [forward.tolist() for rank in ranks for forward in rank]
+    shares = [sum(len(forward) for forward in rank) for rank in ranks]
 
     assert sorted(flat(counted)) == list(range(num_samples))
-    assert all(1 <= len(forward.positions) <= size for rank in ranks for forward in rank)
+    assert all(len(forward) <= size for rank in ranks for forward in rank)
     for share, weight in zip(shares, weights, strict=True):
         assert abs(share - num_samples * weight / sum(weights)) < 1
     if step:
         assert len({len(rank) for rank in ranks}) == 1
     else:
         assert [len(rank) for rank in ranks] == [-(-share // size) for share in shares]
-        assert all(forward.count for rank in ranks for forward in rank)
+        assert all(len(forward) for rank in ranks for forward in rank)
 
 
 @given(num_samples=st.integers(0, 200), weights=WEIGHTS, size=st.integers(1, 20))
@@ -60,10 +60,10 @@ def test_in_lockstep_by_steps_every_rank_has_a_part_of_every_batch(num_samples, 
         forwards_of_steps(rank, num_samples, weights, step_size=step) for rank in range(world_size)
     ]
     ends = [*range(step, num_samples - world_size + 1, step), num_samples]
-    steps = [sorted(flat(each.positions for each in of_one)) for of_one in zip(*ranks, strict=True)]
+    steps = [sorted(flat(each.tolist() for each in of_one)) for of_one in zip(*ranks, strict=True)]
 
     assert steps == [list(range(*of_one)) for of_one in pairwise([0, *ends]) if num_samples]
-    assert all(each.count == len(each.positions) >= 1 for rank in ranks for each in rank)
+    assert all(len(each) >= 1 for rank in ranks for each in rank)
 
 
 def test_a_share_is_spread_over_the_whole_order():

@@ -7,9 +7,9 @@ import operator
 import pickle
 import random
 import types
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Any, final
+from typing import Any
 from zlib import crc32
 
 import numpy as np
@@ -123,8 +123,8 @@ def _drawn(loader: DataLoader[Any]) -> Drawn | None:
     own = has_own_batches(loader)
     with same_chance():
         try:
-            copies = _Copies(loader.batch_sampler if own else loader.sampler, loader.dataset)
-            first, second = [_beginning(copies.make(), own_batches=own) for _ in range(2)]
+            copied = _copier(loader.batch_sampler if own else loader.sampler, loader.dataset)
+            first, second = [_beginning(copied(), own_batches=own) for _ in range(2)]
         except Exception:  # of the user's code, or no integers: its first loop says so
             return None
     return first if first == second else None
@@ -134,7 +134,7 @@ def first_indices(sampler: Any) -> list[int]:
     """Return the first indices of a copy of a sampler; none of one that cannot be copied."""
     with same_chance():
         try:
-            return list(map(operator.index, islice(_Copies(sampler, None).make(), _MOST_DRAWN)))
+            return list(map(operator.index, islice(_copier(sampler, None)(), _MOST_DRAWN)))
         except Exception:  # of the user's code, or no integers: its first loop says so
             return []
 
@@ -152,39 +152,33 @@ def _beginning(sampler: Any, *, own_batches: bool) -> Drawn:
     return checksum, first
 
 
-@final
-class _Copies:
-    """Copies of a sampler as it is now, with random states that are equal on all ranks.
+def _copier(sampler: object, dataset: object) -> Callable[[], Any]:
+    """Return what copies a sampler as it is now, with random states that are equal on all ranks.
 
-    They share its data, models and code.
+    The copies share its data, models and code.
 
     Raises:
         Exception: it cannot be copied.
     """
+    shared: list[Any] = []
+    places: dict[int, int] = {}
 
-    def __init__(self, sampler: object, dataset: object) -> None:
-        shared: list[Any] = []
-        places: dict[int, int] = {}
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, value: Any) -> int | None:
+            if type(value) in _ATOMS or not _is_shared(value, dataset):
+                return None
+            if id(value) not in places:
+                places[id(value)] = len(shared)
+                shared.append(value)
+            return places[id(value)]
 
-        class Pickler(pickle.Pickler):
-            def persistent_id(self, value: Any) -> int | None:
-                if type(value) in _ATOMS or not _is_shared(value, dataset):
-                    return None
-                if id(value) not in places:
-                    places[id(value)] = len(shared)
-                    shared.append(value)
-                return places[id(value)]
+    class Unpickler(pickle.Unpickler):
+        def persistent_load(self, place: int) -> Any:
+            return _seeded(shared[place])
 
-        class Unpickler(pickle.Unpickler):
-            def persistent_load(self, place: int) -> Any:
-                return _seeded(shared[place])
-
-        self._file, self._kind = io.BytesIO(), Unpickler
-        Pickler(self._file, pickle.HIGHEST_PROTOCOL).dump(sampler)
-
-    def make(self) -> Any:
-        self._file.seek(0)
-        return self._kind(self._file).load()
+    file = io.BytesIO()
+    Pickler(file, pickle.HIGHEST_PROTOCOL).dump(sampler)
+    return lambda: Unpickler(io.BytesIO(file.getvalue())).load()
 
 
 def _is_shared(value: Any, dataset: object) -> bool:

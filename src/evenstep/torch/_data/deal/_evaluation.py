@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -11,14 +10,6 @@ from ...._planner import PlanCosts, SampleCosts, fitted
 from ...._types import IntArray
 from ....solve import WorkerCosts, partition
 from ....solve._apportion import in_proportion
-
-
-@dataclass(frozen=True, slots=True)
-class EvalForward:
-    """What one forward gets: places in the order, and how many count; 0 for a stand-in."""
-
-    positions: tuple[int, ...]
-    count: int
 
 
 def spread(sizes: IntArray) -> IntArray:
@@ -36,27 +27,24 @@ def spread(sizes: IntArray) -> IntArray:
 
 def forwards(
     rank: int, num_samples: int, weights: Sequence[int], *, batch_size: int, lockstep: bool
-) -> list[EvalForward]:
-    """Return what ``rank`` evaluates, forward by forward, where ranks share by speed.
+) -> list[IntArray]:
+    """Return the places in the order of what ``rank`` evaluates, forward by forward.
 
-    In lockstep every rank makes as many forwards as any other, of sizes as equal as can be; one for
-    which it has no sample gets the first one as a stand-in.
+    Ranks share by speed. In lockstep every rank makes as many forwards as any other, of sizes as
+    equal as can be, and none of a sample where it has too few.
     """
     if not num_samples:
         return []
     sizes = in_proportion(num_samples, weights)
-    mine = np.flatnonzero(spread(sizes) == rank).tolist()
-    if not lockstep:
-        parts = [mine[k : k + batch_size] for k in range(0, len(mine), batch_size)]
-    else:
-        num_forwards = -(-int(sizes.max()) // batch_size)
-        parts = [part.tolist() for part in np.array_split(np.array(mine, np.int64), num_forwards)]
-    return [EvalForward(tuple(part) or (0,), len(part)) for part in parts]
+    mine = np.flatnonzero(spread(sizes) == rank)
+    if lockstep:
+        return np.array_split(mine, -(-int(sizes.max()) // batch_size))
+    return [mine[k : k + batch_size] for k in range(0, len(mine), batch_size)]
 
 
 def forwards_of_steps(
     rank: int, num_samples: int, weights: Sequence[int], *, step_size: int
-) -> list[EvalForward]:
+) -> list[IntArray]:
     """Return what ``rank`` evaluates, one forward for every ``step_size`` samples of the order.
 
     Ranks share the samples of each step by speed. Every rank has at least one of each: a last step
@@ -77,8 +65,7 @@ def forwards_of_steps(
         while sizes.min() < 1 < sizes.max():
             sizes[sizes.argmax()] -= 1
             sizes[sizes.argmin()] += 1
-        mine = np.flatnonzero(spread(sizes) == rank) + first
-        found.append(EvalForward(tuple(mine.tolist()), len(mine)))
+        found.append(np.flatnonzero(spread(sizes) == rank) + first)
     return found if num_samples else []
 
 
@@ -91,7 +78,7 @@ def forwards_by_cost(
     world_size: int,
     batch_size: int,
     lockstep: bool,
-) -> list[EvalForward]:
+) -> list[IntArray]:
     """Return what ``rank`` evaluates, forward by forward, where samples are shared out by cost.
 
     Args:
@@ -106,18 +93,12 @@ def forwards_by_cost(
     if not len(indices):
         return []
     features = costs.features(indices)
-    workers = _equal(costs, world_size) if known is None else known.workers()
-    alike = WorkerCosts(workers.slope, np.zeros(world_size, np.int64))  # no step begins here
+    none = np.zeros(world_size, np.int64)  # no step begins here
+    slope = np.tile(costs.start(), (world_size, 1)) if known is None else known.workers().slope
     found = partition(
         features,
-        fitted(alike, features),
+        fitted(WorkerCosts(slope, none), features),
         padded=bool(costs.cost.padded),
         forwards=costs.forwards(features, most=batch_size, equal=lockstep, empty=lockstep),
     )
-    parts = [part.tolist() for part in found.samples(rank)]
-    return [EvalForward(tuple(part) or (0,), len(part)) for part in parts]
-
-
-def _equal(costs: SampleCosts, world_size: int) -> WorkerCosts:
-    slope = np.tile(costs.start(), (world_size, 1))
-    return WorkerCosts(slope, np.zeros(world_size, np.int64))
+    return list(found.samples(rank))

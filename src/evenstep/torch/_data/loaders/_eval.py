@@ -16,7 +16,7 @@ from ...._planner import Cost
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import Collectives, LoaderSession
-from ..deal._evaluation import EvalForward, forwards, forwards_by_cost, forwards_of_steps
+from ..deal._evaluation import forwards, forwards_by_cost, forwards_of_steps
 from ..fetch._torch_loader import with_parts
 from ..order._global_order import GlobalOrder
 from ..order._samplers import tell_epoch
@@ -73,12 +73,11 @@ class EvalLoader(AbstractLoader):
         lockstep: Callable[[], Lockstep],
         cost: Cost | None = None,
     ) -> None:
-        _check(loader)
+        _check(loader, cost)
         self._loader = loader
         self._ranks = ranks
         self._session = session
         self._lockstep = lockstep
-        _check_known(cost)
         self._costs = None if cost is None else cost.table(loader.dataset)
         # Not by a method: within a cycle of references, workers that persist end after 5 s each.
         self._order = GlobalOrder(loader, ranks, partial(_share, ranks))
@@ -108,10 +107,10 @@ class EvalLoader(AbstractLoader):
             order = self._draw()
             mine = self._forwards(order)
             self._sums = {}
-            self._batches.of = [order[list(forward.positions)].tolist() for forward in mine]
+            self._batches.of = [order[places if len(places) else [0]].tolist() for places in mine]
             try:
-                for batch, forward in zip(self._inner, mine, strict=True):
-                    self.count = forward.count
+                for batch, places in zip(self._inner, mine, strict=True):
+                    self.count = len(places)
                     yield batch
             finally:
                 self.count = None
@@ -174,23 +173,23 @@ class EvalLoader(AbstractLoader):
         """Pass ``epoch`` on to the sampler if it wants to know."""
         tell_epoch(self._loader.sampler, epoch)
 
-    def _forwards(self, order: IntArray) -> list[EvalForward]:
+    def _forwards(self, order: IntArray) -> list[IntArray]:
+        """Return the places of what this rank evaluates, forward by forward."""
         plan = self._session.steps.plan_in_use  # a thread may fetch steps that others have not
-        world_size = self._ranks.world_size
-        assert self._loader.batch_size is not None
+        rank, world_size, size = self._ranks.rank, self._ranks.world_size, self._loader.batch_size
+        assert size is not None
+        lockstep = world_size > 1 and self._lockstep()
         if self._costs is not None:
             return forwards_by_cost(
-                self._ranks.rank,
+                rank,
                 order,
                 self._costs,
                 None if plan is None else plan.costs,
                 world_size=world_size,
-                batch_size=self._loader.batch_size,
-                lockstep=world_size > 1 and bool(self._lockstep()),
+                batch_size=size,
+                lockstep=bool(lockstep),
             )
         weights = plan.batch_size if plan is not None else (1,) * world_size
-        rank, size = self._ranks.rank, self._loader.batch_size
-        lockstep = world_size > 1 and self._lockstep()
         if lockstep == "steps":
             return forwards_of_steps(rank, self.num_samples, weights, step_size=size * world_size)
         return forwards(rank, self.num_samples, weights, batch_size=size, lockstep=lockstep)
@@ -222,17 +221,7 @@ class _Batches:
         return len(self.of)
 
 
-def _check_known(cost: Cost | None) -> None:
-    if cost is not None and cost.from_batch is not None:
-        raise invalid(
-            "Balancer.prepare_eval(cost=...)",
-            "be known before an evaluation, which is shared out as a whole",
-            cost,
-            "Give lengths by index or the name of a column, or leave `cost` out.",
-        )
-
-
-def _check(loader: Any) -> None:
+def _check(loader: Any, cost: Cost | None) -> None:
     """Raise for what an evaluation cannot honour; ``GlobalOrder`` refuses more."""
     if not isinstance(loader, DataLoader):
         raise invalid(
@@ -255,4 +244,11 @@ def _check(loader: Any) -> None:
             "evaluate every sample",
             "`DataLoader(drop_last=True)`",
             "Set `drop_last=False`; sizes of batches follow from the speeds of the ranks.",
+        )
+    if cost is not None and cost.from_batch is not None:
+        raise invalid(
+            "Balancer.prepare_eval(cost=...)",
+            "be known before an evaluation, which is shared out as a whole",
+            cost,
+            "Give lengths by index or the name of a column, or leave `cost` out.",
         )
