@@ -6,11 +6,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from evenstep.torch._data._loader_state import sealed
-
 from .._tiers import slow_but
 from .loader_fakes import FixedPlan, Items, Ranks, alone, flat
-from .order_fakes import SAMPLERS, indices_of, seeded
+from .order_fakes import SAMPLERS, seeded
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -64,31 +62,6 @@ def test_a_run_goes_on_with_other_blocks_and_ranks():
 
         rest = [flat(step) for step in after.counted()]
         assert sorted(flat(done + rest)) == list(range(29))
-
-
-@pytest.mark.parametrize("taken", [1, 4, 8])
-def test_a_state_of_before_there_were_blocks_is_read(taken):
-    """Its checksum is that of the whole order."""
-
-    def make(block_size):
-        loader = DataLoader(Items(29), batch_size=4, shuffle=True, generator=seeded())
-        return alone(loader, block_size=block_size)
-
-    whole = make(1000)
-    expected = indices_of(whole) + indices_of(whole)
-    loader = make(1000)
-    steps = iter(loader)
-    for _ in range(taken):
-        next(steps)
-    state = loader.state_dict()
-    fields = {k: v for k, v in state.items() if k not in ("checksum", "num_fingerprinted")}
-    old = sealed(fields)
-    resumed = make(5)
-    resumed.load_state_dict(old)
-
-    assert resumed.state_dict() == state
-    rest = indices_of(resumed)
-    assert rest == expected[taken:][: len(rest)]
 
 
 def test_another_order_is_refused_where_it_was_trained_on():

@@ -83,12 +83,12 @@ _COMMON: dict[str, Check] = {
     "steps_of_run": _is_count,
     "global_batch_size": _is_size,
 }
-_UNTIL_0_1_0: dict[str, Check] = _COMMON | {
+_ORDERED: dict[str, Check] = _COMMON | {
     "num_samples": _is_size,
     "order": _is_order,
     "fingerprint": lambda value: value is None or _is_count(value),
+    "num_fingerprinted": _is_count,
 }
-_ORDERED = _UNTIL_0_1_0 | {"num_fingerprinted": _is_count}
 _STREAMED: dict[str, Check] = _COMMON | {
     "num_readers": _is_size,
     "seed": _is_count,
@@ -124,14 +124,7 @@ class OrderedForm:
     def read(self, state: object) -> dict[str, Any]:
         """Return ``state`` if a loader of this form can go on from it, or raise ValueError."""
         where = "BalancedLoader.load_state_dict(state=...)"
-        if type(state) is dict and "fingerprint" in state and "num_fingerprinted" not in state:
-            # Until 0.1.0, the checksum was that of the whole epoch's order.
-            good = _checked(state, where, "order", _UNTIL_0_1_0)
-            del good["checksum"]
-            covered = 0 if good["fingerprint"] is None else good["num_samples"]
-            good = sealed({**good, "num_fingerprinted": covered})
-        else:
-            good = _checked(state, where, "order", _ORDERED)
+        good = _checked(state, where, "order", _ORDERED)
         size = good["global_batch_size"]
         if size != self.global_batch_size:
             raise invalid(
