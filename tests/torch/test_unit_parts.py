@@ -71,7 +71,7 @@ class Idle:
         self.reports += made()[-1].reports
 
     @property
-    def ways(self):
+    def divergence(self):
         return self
 
     def tell(self, reduced):
