@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from operator import attrgetter
 from typing import Any
 
 import torch
@@ -19,6 +20,7 @@ from .._step._conductor import StepConductor
 from .._step._containers import tensors_in
 
 _HOLDERS = (torch.Tensor, list, tuple, dict)
+_GRAD_FN = attrgetter("grad_fn")
 _OF_MODULES = frozenset(vars(nn.Module()))  # parameters, buffers, hooks
 
 
@@ -89,7 +91,7 @@ class SubmoduleCalls:
 
     def _leave(self, module: nn.Module, inputs: Any, keywords: Any, output: Any) -> None:
         self._num_forwards += 1
-        if any(one.grad_fn is not None for one in tensors_in((inputs, keywords))):
+        if set(map(_GRAD_FN, tensors_in((inputs, keywords)))) - {None}:
             self._release()
         found, self._given = self._given, []
         if self._is_over or self._steps.num_samples is None or not torch.is_grad_enabled():
@@ -124,7 +126,7 @@ class SubmoduleCalls:
             return  # the last: activation checkpointing calls parts again in a backward
         name = type(part).__name__
         if self._model.hook.use is not None:  # inside of a forward
-            if not all(isinstance(hook, Untraced) for hook in hooks_of(part)):
+            if set(map(type, hooks_of(part))) - {Untraced}:
                 what = f"What a forward hook on `{name}` was given"
                 self._given += [(what, one) for one in tensors_in((inputs, output))]
             return

@@ -310,10 +310,9 @@ class PreparedModels(list[BalancedModel]):
         firsts = (next((p for p in m.module.parameters() if p.requires_grad), None) for m in self)
         return sum(version_of(first) for first in firsts if first is not None)
 
-    def parameters(self) -> Iterator[nn.Parameter]:
-        """Yield the parameters of all of them."""
-        for model in self:
-            yield from model.module.parameters()
+    def parameters(self) -> list[nn.Parameter]:
+        """Return the parameters of all of them."""
+        return [parameter for model in self for parameter in model.module.parameters()]
 
     @property
     def can_run_again(self) -> bool:

@@ -32,9 +32,9 @@ def _found_in(item: Any) -> list[torch.Tensor]:
         if isinstance(item, torch.Tensor):
             found.append(item)
         elif isinstance(item, (tuple, list)):
-            queue.extend((entry, opens) for entry in item)
+            queue += [(entry, opens) for entry in item]
         elif isinstance(item, (dict, Mapping)):
-            queue.extend((entry, opens) for entry in item.values())
+            queue += [(entry, opens) for entry in item.values()]
         elif dataclasses.is_dataclass(item) and not isinstance(item, type):
             if id(item) not in seen:
                 seen.add(id(item))
