@@ -24,16 +24,12 @@ def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=
     spent[..., Phase.REST] = 1000 * rest_ms
     spent[..., Phase.MEETING] = 1000 * meeting_ms
     return WatchedRun(
-        hosts=tuple(f"node{rank}" for rank in range(times_us.shape[1])),
-        devices=(),
         kind=kind,
         sites=tuple(sites),
-        step=np.arange(num_steps),
         num_steps=np.ones(num_steps, np.int64),
         spent_us=spent,
         num_samples=np.full(times_us.shape, 16),
         size=np.broadcast_to(size, times_us.shape),
-        diagnosis=None,
     )
 
 

@@ -59,10 +59,7 @@ class WatchAdvice:
 
 def advice_notes(run: WatchedRun) -> tuple[str, ...]:
     """Return what a watch says at its end, on scripts of this machine."""
-    try:
-        return advice_on(run, folder=os.getcwd(), source_of=_text_of).notes()
-    except Exception as error:  # what was seen is worth saying without advice
-        return (f"no advice, by a fault of evenstep's own: {error!r}",)
+    return advice_on(run, folder=os.getcwd(), source_of=_text_of).notes()
 
 
 def _text_of(file: str) -> str | None:

@@ -196,7 +196,7 @@ class WatchLeader:
             self._write(RunEnded(self._num_steps))
             share = 100 * own_s / max(self._spent_s, own_s)
             took = f"watching took {share:.2g} % of rank 0's time"
-            advice = self._advice(self.seen(kind, sites, diagnosis))
+            advice = self._advice(self._seen(kind, sites))
             text = self._summary(diagnosis, [*advice, took])
         self._stream.write(text)
         self._stream.flush()
@@ -204,20 +204,16 @@ class WatchLeader:
         if self._file is not None:
             self._file.close()
 
-    def seen(self, kind: str, sites: Sequence[CallSite], diagnosis: Diagnosis | None) -> WatchedRun:
+    def _seen(self, kind: str, sites: Sequence[CallSite]) -> WatchedRun:
         """Return what advice is given on."""
         rows = self._rows
         return WatchedRun(
-            hosts=self._hosts,
-            devices=tuple(hello.device for hello in self._hellos),
             kind=kind,
             sites=tuple(sites),
-            step=np.array([row[0].step for row in rows], np.int64),
             num_steps=np.array([row[0].num_steps for row in rows], np.int64),
             spent_us=np.array([[one.spent_us for one in row] for row in rows], np.int64),
             num_samples=np.array([[one.num_samples for one in row] for row in rows], np.int64),
             size=np.array([[one.clues.size for one in row] for row in rows], np.int64),
-            diagnosis=diagnosis,
         )
 
     def _speak(self) -> None:

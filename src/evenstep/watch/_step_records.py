@@ -6,7 +6,7 @@ import json
 import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from typing import NamedTuple, Protocol, final
 
 from .._diagnosis import HostClues, Phase, StepClues
@@ -97,18 +97,7 @@ class RankReport:
         """Return it as bytes, about 76 for a step."""
         host = self.host or HostClues(0, 0.0)
         flags = (self.host is not None) | 2 * self.is_last
-        head = _HEAD.pack(
-            _VERSION,
-            flags,
-            len(self.records),
-            host.step,
-            host.lasted_s,
-            host.cpu_s,
-            host.throttled_s,
-            host.run_delay_s,
-            host.major_faults,
-            host.alloc_retries,
-        )
+        head = _HEAD.pack(_VERSION, flags, len(self.records), *astuple(host))
         return head + b"".join(map(_packed, self.records))
 
 

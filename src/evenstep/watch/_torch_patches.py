@@ -48,6 +48,12 @@ class WhenLoaded(Protocol):
         """Have ``call(module)`` called."""
 
 
+def device_of(module: nn.Module) -> torch.device:
+    """Return where a module computes, by its first parameter."""
+    first = next(module.parameters(), None)
+    return torch.device("cpu") if first is None else first.device
+
+
 @final
 class Patches:
     """Puts functions of ours in the place of others.
@@ -66,31 +72,37 @@ class Patches:
         before = getattr(owner, name)
         setattr(owner, name, wraps(before)(make(before, self.current_log)))
 
-    def put_maker(self, owner: Any, name: str, make: Callable[[Any, Current], Any]) -> None:
-        """Put ``make(before, current)`` there, of what makes a model."""
-        before = getattr(owner, name)
-        setattr(owner, name, wraps(before)(make(before, self.current)))
+    def put_maker(
+        self,
+        owner: Any,
+        name: str,
+        kind: str,
+        made: str,
+        device_of: Callable[[Any], torch.device] = device_of,
+    ) -> None:
+        """Have it heard of when a model is made, by what ``owner`` calls ``name``.
 
+        Args:
+            owner, name: the method that makes it.
+            kind: how gradients are exchanged in it.
+            made: what its maker is called in scripts.
+            device_of: where it computes.
+        """
+        before, current = getattr(owner, name), self.current
 
-def device_of(module: nn.Module) -> torch.device:
-    """Return where a module computes, by its first parameter."""
-    first = next(module.parameters(), None)
-    return torch.device("cpu") if first is None else first.device
+        @wraps(before)
+        def make(model: Any, *args: Any, **kwargs: Any) -> None:
+            before(model, *args, **kwargs)
+            if (watch := current()) is not None:
+                watch.model_made(kind, made, device_of(model), frames_from(1))
+
+        setattr(owner, name, make)
 
 
 def patch_ddp(patches: Patches) -> None:
     """Have the forwards of ``DistributedDataParallel`` heard of, and the waits in them."""
 
-    def made(before: Any, current: Current) -> Any:
-        def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-            before(self, *args, **kwargs)
-            if (watch := current()) is not None:
-                name = "DistributedDataParallel"
-                watch.model_made("DDP", name, device_of(self), frames_from(1))
-
-        return __init__
-
-    patches.put_maker(DistributedDataParallel, "__init__", made)
+    patches.put_maker(DistributedDataParallel, "__init__", "DDP", "DistributedDataParallel")
     patches.put(DistributedDataParallel, "forward", watched_forward)
     patches.put(DistributedDataParallel, SYNC_BUFFERS, meeting)
 
@@ -271,12 +283,13 @@ def patch_fsdp(patches: Patches) -> None:
     """Have sharded models heard of, once what they are made by is loaded."""
 
     def fsdp2(module: Any) -> None:
-        patches.put_maker(module.FSDPState, FSDP2_INIT, _made)
+        patches.put_maker(module.FSDPState, FSDP2_INIT, "FSDP2", "fully_shard", fsdp2_device)
         patches.put(module.FSDPState, FSDP2_ROOT_PRE_FORWARD, _entered)
         patches.put(module.FSDPState, FSDP2_POST_FORWARD, _left)
 
     def fsdp1(module: Any) -> None:
-        patches.put_maker(module.FullyShardedDataParallel, "__init__", _made_fsdp1)
+        name = "FullyShardedDataParallel"
+        patches.put_maker(module.FullyShardedDataParallel, "__init__", "FSDP1", name)
         patches.put(module.FullyShardedDataParallel, "forward", watched_forward)
 
     def waits(module: Any) -> None:
@@ -299,15 +312,6 @@ def _gathering(before: Any, current_log: CurrentLog) -> Any:
     return unshard
 
 
-def _made(before: Any, current: Current) -> Any:
-    def init(self: Any, *args: Any, **kwargs: Any) -> None:
-        before(self, *args, **kwargs)
-        if (watch := current()) is not None:
-            watch.model_made("FSDP2", "fully_shard", fsdp2_device(self), frames_from(1))
-
-    return init
-
-
 def _entered(before: Any, current_log: CurrentLog) -> Any:
     def root_pre_forward(self: Any, module: Any, args: Any, kwargs: Any) -> Any:
         log, was_root = current_log(), fsdp2_is_root(self)
@@ -328,14 +332,3 @@ def _left(before: Any, current_log: CurrentLog) -> Any:
         return result
 
     return post_forward
-
-
-def _made_fsdp1(before: Any, current: Current) -> Any:
-    def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        before(self, *args, **kwargs)
-        if (watch := current()) is not None:
-            name = "FullyShardedDataParallel"
-            watch.model_made("FSDP1", name, device_of(self), frames_from(1))
-            watch.mixes()
-
-    return __init__

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
-from .._diagnosis import Diagnosis
 from .._types import IntArray
 
 
@@ -39,30 +38,22 @@ class WatchedRun:
     A row is a step, or some short ones together: times, samples and sizes are sums over them.
 
     Attributes:
-        hosts: host of every rank; empty where a rank did not say.
-        devices: device of every rank, likewise.
         kind: how gradients are exchanged: ``"DDP"``, ``"FSDP2"``, ``"FSDP1"``; empty if not known.
         sites: where the script made its model and its loader; rank 0's.
-        step: the newest step of each row, ``(num_rows,)``.
-        num_steps: how many steps each row has, likewise.
+        num_steps: how many steps each row has, ``(num_rows,)``.
         spent_us: as ``time_by_phase`` gives them, ``(num_rows, world_size, len(Phase))``. Own
             compute is the forward and the backward; under FSDP1 it is in the rest.
         num_samples: leading dimensions of the inputs of all forwards in training,
             ``(num_rows, world_size)``; 0 where they are not known.
         size: numbers or tokens in them, likewise.
-        diagnosis: of the newest steps; None where there were too few.
     """
 
-    hosts: tuple[str, ...]
-    devices: tuple[str, ...]
     kind: str
     sites: tuple[CallSite, ...]
-    step: IntArray
     num_steps: IntArray
     spent_us: IntArray
     num_samples: IntArray
     size: IntArray
-    diagnosis: Diagnosis | None
 
 
 Frames = Sequence[tuple[str, int]]
