@@ -314,7 +314,7 @@ def test_a_policy_that_fails_is_not_asked_in_every_step():
 def test_ranges_too_short_to_be_timed_end_in_all_reduce():
     """The probe shows nothing, so it does not go on for ever."""
     planner, seen = SharePlanner(OPTIMAL, collocated()), []
-    nothing = Transfers(np.zeros((4, 4)), np.zeros((4, 4)))
+    nothing = Transfers(np.zeros((4, 4)), np.zeros((4, 4)), np.zeros((2, 4)))
     for step in range(200):
         plan = planner.plan
         seen.append(plan.parts is not None)

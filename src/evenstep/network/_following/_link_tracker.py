@@ -25,8 +25,8 @@ class Transfers:
         seconds: for how long any of them were under way: from when both ends could have begun
             until they were there, summed over chunks but each moment once. Pauses between chunks
             do not count, as their lengths say nothing about links, ``(world_size, world_size)``.
-        busy_s: for how long each rank's link was in use, up and down, 0 where not known,
-            ``(2, world_size)``; None if it is known of none.
+        busy_s: for how long each rank's link was in use, up and down, 0 where nothing came,
+            ``(2, world_size)``.
 
     Raises:
         ValueError: the first two are no square arrays of the same size, or the third has not two
@@ -35,7 +35,7 @@ class Transfers:
 
     num_bytes: FloatArray
     seconds: FloatArray
-    busy_s: FloatArray | None = None
+    busy_s: FloatArray
 
     def __post_init__(self) -> None:
         shape = self.num_bytes.shape
@@ -43,7 +43,7 @@ class Transfers:
             got = f"{shape} and {self.seconds.shape}"
             rule, remedy = "be two square arrays of the same size", "Give a row per sender."
             raise invalid("Transfers(num_bytes=..., seconds=...)", rule, got, remedy)
-        if self.busy_s is not None and self.busy_s.shape != (2, len(self.num_bytes)):
+        if self.busy_s.shape != (2, len(self.num_bytes)):
             rule, remedy = f"have shape (2, {len(self.num_bytes)})", "Give a row per direction."
             raise invalid("Transfers(busy_s=...)", rule, self.busy_s.shape, remedy)
 
@@ -69,8 +69,6 @@ class Transfers:
                 continue
             num_bytes[sender, receiver] += size
             seconds[sender, receiver] += taken_s
-        if not came_s.any():
-            return cls(num_bytes, seconds)
         sent, got = both_ways(num_bytes)
         known = (came_s > 0) & (got > 0)
         overlap = divided(seconds.sum(axis=0), came_s, known, 1.0)
@@ -99,35 +97,18 @@ class Transfers:
         Args:
             exchange_s: seconds of the exchange that they were part of, positive.
         """
-        longest_s = self._longest_s()
+        rates = self.rates()
+        longest_s = float(divided(self.moved(), rates, rates > 0).max())
         if not longest_s:
             return self
         return replace(self, seconds=self.seconds * (exchange_s / longest_s))
 
-    def _longest_s(self) -> float:
-        """Return the time of the slowest rank: its bytes over the sum of its transfers' rates."""
-        rates = self.rates()
-        return float(divided(self.moved(), rates, rates > 0).max())
-
-    def sustained(self) -> FloatArray:
-        """Return what each rank's link has certainly carried, up and down, ``(2, world_size)``.
-
-        All that it moved over the sum of its transfers' times, as if they had run one after the
-        other, or over all of the exchange if that is less. Short transfers do run one after the
-        other, and each has the link to itself: the sum of their rates then says too much.
-        """
-        taken_s = both_ways(np.where(self.seen(1), self.seconds, 0.0))
-        busy_s = np.minimum(taken_s, self._longest_s())
-        return divided(self.moved(), busy_s, busy_s > 0)
-
     def carried(self, least_bytes: float) -> FloatArray:
         """Return what links carried while they were in use, up and down, ``(2, world_size)``.
 
-        What a link carries if it was the limit, and less if not. 0 where that is not known, or
-        over which less than ``least_bytes`` went.
+        What a link carries if it was the limit, and less if not. 0 of one over which less than
+        ``least_bytes`` went.
         """
-        if self.busy_s is None:
-            return np.zeros((2, self.world_size))
         moved = self.moved()
         return divided(moved, self.busy_s, (self.busy_s > 0) & (moved >= max(least_bytes, 1)))
 
@@ -151,8 +132,6 @@ class Transfers:
         return receiver, f"{size} bytes from rank {sender} in {seconds} s"
 
     def _busy_problem(self) -> tuple[int, str] | None:
-        if self.busy_s is None:
-            return None
         good = (np.isfinite(self.busy_s) & (self.busy_s >= 0)).all(axis=0)
         if good.all():
             return None
@@ -209,7 +188,6 @@ NOISE_WEIGHT = 0.1
 FULL = 0.95  # part of a link that makes it the limit
 LITTLE = 0.4  # of the bytes of the link that had most to do
 CERTAIN = 0.95  # part of what a link carried in use that it is taken for at least
-GROWTH = 1.5  # what one exchange may make of a link that had little to do
 ALIKE = 0.8  # rate of the slowest link over the fastest from which on they are equal but for noise
 DOUBT = 0.15  # logarithm of a ratio: what a link that is not the limit may seem slower by
 
@@ -236,9 +214,8 @@ class LinkTracker:
     - A link that was not expected to be full is at fault only if it fell behind by 15 %, and by
       twice the usual noise.
     - A link over which less than two fifths of the most went is taken for what it carried while it
-      was in use, or before, at most (``Transfers.carried``), or grows by half where that is not
-      known: its short transfers had it to themselves one by one, or went through at once after a
-      pause, and look faster than they are.
+      was in use, or before, at most (``Transfers.carried``): its short transfers had it to
+      themselves one by one, or went through at once after a pause, and look faster than they are.
     - No link is found to be slower than 95 % of what came over it while anything did, and that of a
       rank that only serves to be faster than what it carried while in use.
     - A rank that is at fault of nothing keeps what was known of it, however little it moved.
@@ -339,8 +316,7 @@ def _certain(
     doubtful = moved < LITTLE * moved.max(axis=1, keepdims=True)
     if only_serves is not None:
         doubtful |= only_serves & (carried > 0)
-    otherwise = np.maximum(transfers.sustained(), GROWTH * before)
-    certain = np.maximum(np.where(carried > 0, carried, otherwise), before)
+    certain = np.maximum(carried, before)
     at_least = np.minimum(CERTAIN * carried, before)
     at_least[0] = 0.0  # for how long a link was in use by what it sent is known by half
     return at_least, np.where(doubtful, certain, np.inf)
