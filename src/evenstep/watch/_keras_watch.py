@@ -13,6 +13,7 @@ import socket
 import sys
 import threading
 from collections.abc import Callable
+from functools import partial
 from time import perf_counter
 from typing import Any, final
 
@@ -103,9 +104,7 @@ class KerasMarks:
         guard: runs what is called back, so that no fault reaches the training.
     """
 
-    def __init__(
-        self, model: Any, steps: KerasSteps, guard: Callable[[Callable[[], None]], None]
-    ) -> None:
+    def __init__(self, model: Any, steps: KerasSteps, guard: Callable[..., None]) -> None:
         self._model, self._steps, self._guard = model, steps, guard
         # Keras 3's ``apply_gradients`` calls ``apply``, and so does its training step.
         self._optimizer = model.optimizer
@@ -141,17 +140,23 @@ class KerasMarks:
             is_whole = True
             return result
         finally:
-            self._guard(lambda: self._steps.end(is_whole=is_whole))
+            self._guard(partial(self._steps.end, is_whole=is_whole))
 
     def _train_step(self, method: Callable[..., Any], data: Any) -> Any:
-        given = self._batch_there(data)
-        logs = method(given)
+        self._began_s = perf_counter()
+        logs = method(self._marked(self._sized, data))
         self._traced()
         return logs
 
     def _apply(self, method: Callable[..., Any], gradients: Any, *args: Any, **kwargs: Any) -> Any:
-        given = self._gradients_done(gradients)
-        return method(given, *args, **kwargs)
+        return method(self._marked(self._done, list(gradients)), *args, **kwargs)
+
+    @_plain  # type: ignore[untyped-decorator]
+    def _marked(self, mark: Callable[[Any], Any], given: Any) -> Any:
+        """Return what was given as it comes after a mark; without one where that fails."""
+        found = [given]
+        self._guard(lambda: found.append(mark(given)))
+        return found[-1]
 
     @_plain  # type: ignore[untyped-decorator]
     def _ask_all(self, strategy: Any, input_workers: Any, optionals: Any) -> Any:
@@ -163,40 +168,24 @@ class KerasMarks:
 
     def _fetched(self, optionals: Any) -> Any:
         there = [optional.has_value() for each in optionals for optional in each]
-        return after(there, lambda: self._guard(self._steps.fetched))[0]
+        return after(there, partial(self._guard, self._steps.fetched))[0]
 
-    @_plain  # type: ignore[untyped-decorator]
-    def _batch_there(self, data: Any) -> Any:
-        self._began_s = perf_counter()
-        given = [data]
-        self._guard(lambda: given.append(self._marked(data)))
-        return given[-1]
-
-    def _marked(self, data: Any) -> Any:
+    def _sized(self, data: Any) -> Any:
         """Return a batch as it is, once its size was told."""
         inputs = data[0] if isinstance(data, tuple) and data else data
         tensors = [part for part in tf.nest.flatten(inputs) if isinstance(part, tf.Tensor)]
         if not tensors:
-            return after(data, lambda: self._guard(lambda: self._steps.batch_there(0, 0)))
+            return after(data, partial(self._guard, self._steps.batch_there, 0, 0))
         best = max(tensors, key=_tells_size)
         sizes = tf.stack([tf.shape(best, tf.int64)[0], tf.size(best, tf.int64)])
 
         def sized(sizes: Any) -> None:
-            self._guard(lambda: self._steps.batch_there(*map(int, sizes)))
+            self._guard(self._steps.batch_there, *map(int, sizes))
 
         return after(data, sized, sizes)
 
-    @_plain  # type: ignore[untyped-decorator]
-    def _gradients_done(self, gradients: Any) -> Any:
-        listed = list(gradients)
-        given = [listed]
-        self._guard(lambda: given.append(self._done(listed)))
-        return given[-1]
-
     def _done(self, listed: list[Any]) -> list[Any]:
-        def heard() -> None:
-            self._guard(self._steps.gradients_done)
-
+        heard = partial(self._guard, self._steps.gradients_done)
         if self._applies == "apply":
             return list(after(listed, heard))
         gradients = after([gradient for gradient, _ in listed], heard)
@@ -258,7 +247,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self.on_train_end()  # of a ``fit`` that an error left
         super().set_model(model)
         self._is_on = True
-        self._heard(lambda: self._prepare(model))
+        self._heard(self._prepare, model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin to watch."""
@@ -344,18 +333,18 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def _enter(self, phase: Phase) -> None:
         if (steps := self._steps) is not None:
-            self._heard(lambda: steps.enter(phase))
+            self._heard(steps.enter, phase)
 
     def _leave(self) -> None:
         if (steps := self._steps) is not None:
             self._heard(steps.leave)
 
-    def _heard(self, call: Callable[[], None]) -> None:
+    def _heard(self, call: Callable[..., None], *arguments: Any) -> None:
         """Have a fault of the watch's own switch it off, whatever is under way."""
         if self._is_on:
             begin = perf_counter()
             try:
-                call()
+                call(*arguments)
             except Exception as error:
                 self._switch_off(error)
             self._own_s += perf_counter() - begin

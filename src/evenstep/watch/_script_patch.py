@@ -128,39 +128,36 @@ def _places(
 
 def _meeting(script: Script, model: Binding, loader: Binding) -> ast.stmt | None:
     """Return the statement after which both parts are there; None where that is not certain."""
-    given = [one for one in (model, loader) if one.statement is not None]
-    if not given or any(script.is_in_loop(one.statement) for one in given if one.statement):
+    given = [(one.statement, one.name) for one in (model, loader) if one.statement is not None]
+    if not given or any(script.is_in_loop(statement) for statement, _ in given):
         return None
-    given.sort(key=lambda one: one.statement.lineno if one.statement else 0)
-    last = given[-1].statement
-    assert last is not None
-    if len(given) == 1 or given[0].statement is last:
+    given.sort(key=lambda one: one[0].lineno)
+    (first, first_name), (last, last_name) = given[0], given[-1]
+    if first is last:
         return last
-    first = given[0].statement
-    assert first is not None
     blocks = [script.block_of(last), *(script.block_of(one) for one in script.compounds(last))]
     if any(script.block_of(first) is block for block in blocks):
         return last
     # The first is deeper in: in a branch, which the other configurations of the script skip.
     outer = [first, *script.compounds(first)]
-    if not _is_there_anyhow(script, given[0], first):
+    if not _is_there_anyhow(script, first, first_name):
         return None
     mine = [script.block_of(one) for one in outer]
     if any(script.block_of(last) is block for block in mine):
         return last
     for one in [last, *script.compounds(last)]:
         if any(script.block_of(one) is block for block in mine):
-            return one if _is_there_anyhow(script, given[-1], last) else None
+            return one if _is_there_anyhow(script, last, last_name) else None
     return None
 
 
-def _is_there_anyhow(script: Script, part: Binding, statement: ast.stmt) -> bool:
+def _is_there_anyhow(script: Script, statement: ast.stmt, name: str) -> bool:
     """Return whether a name is given also where the branch that gives it is not taken."""
-    value = getattr(part.statement, "value", None)
-    if isinstance(value, ast.Call) and any(dotted(one) == part.name for one in value.args):
+    value = getattr(statement, "value", None)
+    if isinstance(value, ast.Call) and any(dotted(one) == name for one in value.args):
         return True  # as in `model = DDP(model)`
     branches = [one for one in script.compounds(statement) if isinstance(one, ast.If)]
-    return all(_gives(one.body, part.name) and _gives(one.orelse, part.name) for one in branches)
+    return all(_gives(one.body, name) and _gives(one.orelse, name) for one in branches)
 
 
 def _gives(block: Sequence[ast.stmt], name: str) -> bool:
