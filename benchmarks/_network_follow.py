@@ -19,11 +19,10 @@ from evenstep.network import (
     ProportionalShares,
     SharePlanner,
     Split,
-    exchange_s,
     optimal_shares,
     plan_shares,
 )
-from evenstep.network._plans._optimum import equal_shares
+from evenstep.network._plans._optimum import equal_shares, lower_bound_s
 from evenstep.network._plans._share_policies import AbstractSharePolicy
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
@@ -130,6 +129,8 @@ def follow(settings: dict[str, Any]) -> dict[str, Any]:
         arena.world_size, 4 * num_elements, num_chunks=None, is_worker=works, is_server=serves
     )
     trace, began_s = settings["trace"], settings["began_s"]
+    if arena.rank == 0:  # the solver is loaded before anything is timed
+        optimal_shares(aggregation, Links(np.linspace(1e6, 9e6, arena.world_size)))
     contestants: dict[str, Contestant] = {
         "knowing": Knowing(aggregation),
         "optimal": Following(OptimalShares(), aggregation),
@@ -158,7 +159,7 @@ def follow(settings: dict[str, Any]) -> dict[str, Any]:
                 "draw": draw,
                 "seconds": taken.seconds,
                 "step_s": taken.step_s,
-                "bound_s": _best_s(without_end, links),
+                "bound_s": lower_bound_s(without_end, links),
                 "parts": parts,
                 "exact": taken.exact,
                 "apart": taken.apart,
@@ -167,11 +168,6 @@ def follow(settings: dict[str, Any]) -> dict[str, Any]:
     alike = {name: arena.is_alike(work.digest()) for name, work in works_of.items()}
     arena.close()
     return {"exchanges": exchanges, "alike": alike}
-
-
-def _best_s(aggregation: Aggregation, links: Links) -> float:
-    """Return the seconds of the best shares, which none can beat without a limit to the chunks."""
-    return exchange_s(aggregation, links, shares=optimal_shares(aggregation, links))
 
 
 def _links(trace: list[tuple[float, list[float]]], at_s: float) -> Links:

@@ -23,7 +23,7 @@ from benchmarks._network_equal import equal_training
 from benchmarks._network_lab import in_lab, no_lab
 from benchmarks._network_training import training
 from evenstep.network import Aggregation, Links, Split, exchange_s, optimal_shares
-from evenstep.network._plans._optimum import equal_shares
+from evenstep.network._plans._optimum import equal_shares, lower_bound_s
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
@@ -69,8 +69,7 @@ def collocated(mbit: Sequence[float], rounds: int) -> Iterator[Row]:
         ):
             contestants.append(_contestant(f"{name} {chunks}", shares, chunks))
     told = _contest(mbit, size, contestants, rounds)
-    endless = Aggregation(size, 4 * NUM_ELEMENTS, num_chunks=None)
-    bound_s = exchange_s(endless, links, shares=optimal_shares(endless, links))
+    bound_s = lower_bound_s(Aggregation(size, 4 * NUM_ELEMENTS, num_chunks=None), links)
     plain = _seconds(told, "all_reduce")
     late = replace(links, latency_s=told["smallest_s"] / 2)
     for chunks in CHUNKS:
@@ -152,7 +151,7 @@ def dedicated(rounds: int) -> Iterator[Row]:
     contestants = [_contestant(f"{name} 16", each, 16) for name, each in shares.items()]
     told = _contest(mbit, 4, contestants, rounds)
     equal, ours = _seconds(told, "equal 16"), _seconds(told, "optimal 16")
-    bound_s = exchange_s(aggregation, links, shares=shares["optimal"])
+    bound_s = lower_bound_s(aggregation, links)
     yield Row(
         what="dedicated servers 200/100/50 Mbit/s, 4 workers at 200, 8 MB in 16 chunks",
         bar=">= 2.0x equal shares (ideal 2.33)",

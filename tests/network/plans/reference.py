@@ -14,6 +14,12 @@ from evenstep.network import Aggregation, Links
 fewer = settings(max_examples=max(1, settings.default.max_examples * 2 // 5))
 
 
+def from_pairs(pair):
+    """Links of which only pairs are known: each rank's own carries their sum."""
+    own = np.where(np.eye(len(pair), dtype=bool), 0.0, pair)
+    return Links(own.sum(axis=1), own.sum(axis=0), pair_bytes_per_s=pair)
+
+
 PHASES = ("push", "pull", "both")
 
 
@@ -42,22 +48,31 @@ def roles(draw, kind):
 
 
 @st.composite
-def cases(draw, kind="any", *, chunks=(None, 1, 2, 5, 40), symmetric=None):
+def cases(draw, kind="any", *, chunks=(None, 1, 2, 5, 40), symmetric=None, pairs=None, half=None):
     """Networks of every kind, but for what is asked for; integers, so that links tie."""
     works, serves = draw(roles(kind))
     size = len(works)
     total = draw(st.integers(1, 10**9))
 
-    def bandwidths():
+    def bandwidths(*shape):
         most = draw(st.sampled_from([3, 40, 1000]))
-        drawn = st.lists(st.integers(1, most), min_size=size, max_size=size)
-        return np.array(draw(drawn), np.float64) * 1e7
+        number = int(np.prod(shape))
+        drawn = st.lists(st.integers(1, most), min_size=number, max_size=number)
+        return np.array(draw(drawn), np.float64).reshape(shape) * 1e7
 
-    alike = draw(st.booleans()) if symmetric is None else symmetric
+    def wanted(choice):
+        return draw(st.booleans()) if choice is None else choice
+
+    alike = wanted(symmetric)
+    pair = bandwidths(size, size) if wanted(pairs) else None
+    if pair is not None and alike:
+        pair = np.minimum(pair, pair.T)
     links = Links(
-        bandwidths(),
-        None if alike else bandwidths(),
+        bandwidths(size),
+        None if alike else bandwidths(size),
+        pair_bytes_per_s=pair,
         latency_s=draw(st.sampled_from([0.0, 1e-4])),
+        half_duplex=wanted(half),
     )
     aggregation = Aggregation(
         size,
@@ -84,11 +99,14 @@ def link_rows(case, phase):
     """The seconds of every link as coefficients of the shares."""
     aggregation, links = case.aggregation, case.links
     size, total = aggregation.world_size, aggregation.num_bytes
-    up, down = np.zeros((size, size)), np.zeros((size, size))
+    up, down, pair = np.zeros((size, size)), np.zeros((size, size)), np.zeros((size, size, size))
     for source, target, server in messages(aggregation, phase):
         up[source, server] += total / links.up_bytes_per_s[source]
         down[target, server] += total / links.down_bytes_per_s[target]
-    return np.concatenate([up, down])
+        if links.pair_bytes_per_s is not None:
+            pair[source, target, server] += total / links.pair_bytes_per_s[source, target]
+    own = up + down if links.half_duplex else np.concatenate([up, down])
+    return np.concatenate([own, pair.reshape(-1, size)])
 
 
 def counted_s(case, shares):
@@ -128,7 +146,7 @@ def program_s(case, weights=None):
     return answer.fun * unit_s + latency_s
 
 
-def simple(up, down=None, *, helpers=0, dedicated=False, chunks=None):
+def simple(up, down=None, *, helpers=0, dedicated=False, chunks=None, pair=None, half=False):
     """A case in bytes per second, 1000 bytes a step, the last ``helpers`` ranks only serving."""
     up = np.array(up, np.float64) * 1000
     works = np.arange(len(up)) < len(up) - helpers
@@ -140,4 +158,13 @@ def simple(up, down=None, *, helpers=0, dedicated=False, chunks=None):
         is_server=~works if dedicated else None,
     )
     down = None if down is None else np.array(down, np.float64) * 1000
-    return Case(aggregation, Links(up, down))
+    pair = None if pair is None else np.array(pair, np.float64) * 1000
+    return Case(aggregation, Links(up, down, pair_bytes_per_s=pair, half_duplex=half))
+
+
+def mesh(size, usual, *others):
+    """Pairs that carry ``usual`` both ways, but for ``others``, each (rank, rank, bandwidth)."""
+    pair = np.full((size, size), float(usual))
+    for one, other, bandwidth in others:
+        pair[one, other] = pair[other, one] = bandwidth
+    return pair * 1000

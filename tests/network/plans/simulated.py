@@ -5,12 +5,35 @@ import numpy as np
 from evenstep.network import (
     Aggregation,
     Links,
+    OptimalShares,
+    ProportionalShares,
     exchange_s,
     optimal_shares,
     plan_shares,
 )
 
+from .reference import from_pairs
+
 NUM_DRAWS = 300
+
+
+def gains_on_meshes(size):
+    """How many times as fast as equal shares: proportional and optimal, medians over meshes."""
+    random = np.random.default_rng(size)
+    aggregation = Aggregation(size, 10**6, num_chunks=None)
+    gains = []
+    for _ in range(NUM_DRAWS):
+        above = np.triu(random.uniform(20, 155, (size, size)), 1)
+        links = from_pairs(above + above.T + np.eye(size))
+        equal_s = exchange_s(aggregation, links, shares=np.full(size, 1 / size))
+        decisions = (
+            policy.update(aggregation, links, policy.init(aggregation).state)
+            for policy in (ProportionalShares(), OptimalShares(margin=0))
+        )
+        gains.append(
+            [equal_s / exchange_s(aggregation, links, shares=each.shares) for each in decisions]
+        )
+    return np.median(gains, axis=0)
 
 
 def losses_by_error(error):
@@ -42,6 +65,8 @@ def plans_by_chunks(bandwidths):
 
 def main():
     """Print what the page on shares says."""
+    for size in (4, 6, 9, 16):
+        print(f"mesh of {size}: proportional, optimal", gains_on_meshes(size).round(2))
     for error in (0.1, 0.25, 0.5):
         print(f"error {error}: wrong, equal", losses_by_error(error).round(2))
     for bandwidths in ([10] * 4, [10, 10, 10, 1], [10, 10, 8, 8], [100] * 4 + [25] * 4):

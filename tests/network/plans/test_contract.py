@@ -40,6 +40,7 @@ def decided(policy, aggregation, *measured):
 def renumbered(case, order):
     """The same ranks in another order."""
     aggregation, links = case.aggregation, case.links
+    pair = links.pair_bytes_per_s
     return (
         Aggregation(
             aggregation.world_size,
@@ -51,7 +52,9 @@ def renumbered(case, order):
         Links(
             links.up_bytes_per_s[order],
             links.down_bytes_per_s[order],
+            pair_bytes_per_s=None if pair is None else pair[np.ix_(order, order)],
             latency_s=links.latency_s,
+            half_duplex=links.half_duplex,
         ),
     )
 
@@ -97,7 +100,7 @@ def test_ranges_tile_the_bytes(policy, case, least):
 @fewer
 @given(case=cases(), seed=st.integers(0, 2**31))
 def test_numbering_does_not_matter(policy, case, seed):
-    """Renumbered ranks take as long, and have the same shares."""
+    """Renumbered ranks take as long, and have the same shares where no pair makes them tie."""
     order = np.random.default_rng(seed).permutation(case.aggregation.world_size)
     aggregation, links = renumbered(case, order)
 
@@ -106,18 +109,20 @@ def test_numbering_does_not_matter(policy, case, seed):
 
     one_s = exchange_s(case.aggregation, case.links, shares=one)
     assert exchange_s(aggregation, links, shares=other) == pytest.approx(one_s, rel=3e-6)
-    assert other == pytest.approx(one[order], abs=1e-5)
+    if links.pair_bytes_per_s is None:
+        assert other == pytest.approx(one[order], abs=1e-5)
 
 
 @every_policy
 @pytest.mark.parametrize("chunks", [None, 1, 7])
-def test_equal_links_stay_equal(policy, chunks):
-    """Exactly, and however often they are measured."""
-    case = simple([10] * 6, chunks=chunks)
+@pytest.mark.parametrize("half", [False, True])
+def test_equal_links_stay_equal(policy, chunks, half):
+    """Exactly, for pairs as for ranks, and however often they are measured."""
+    pair = np.full((6, 6), 3.0)
+    for case in (simple([10] * 6, chunks=chunks, half=half), simple([10] * 6, pair=pair)):
+        decision = decided(policy, case.aggregation, case.links, case.links)
 
-    decision = decided(policy, case.aggregation, case.links, case.links)
-
-    assert decision.shares.tolist() == [1 / 6] * 6
+        assert decision.shares.tolist() == [1 / 6] * 6
 
 
 @every_policy
@@ -147,9 +152,9 @@ def test_links_of_other_ranks_are_refused(policy):
 
 
 @fewer
-@given(case=cases(chunks=(None,)))
+@given(case=cases())
 def test_optimal_shares_are_never_slower_than_the_others(case):
-    """By the model, without a limit to the chunks; with a margin, by no more than that."""
+    """By the model; with a margin, by no more than that."""
     aggregation, links = case.aggregation, case.links
     for margin in (0.0, 0.2):
         shares = decided(OptimalShares(margin=margin), aggregation, links).shares

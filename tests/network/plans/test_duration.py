@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from evenstep.network import Aggregation, Links, exchange_s
 from evenstep.network._plans._duration import fair_rates, fair_transfers, ring_s
 
-from .reference import cases, counted_s, fewer, simple
+from .reference import cases, counted_s, fewer, from_pairs, mesh, simple
 
 
 def drawn_shares(case, seed):
@@ -20,7 +20,7 @@ def drawn_shares(case, seed):
 
 @given(cases(), st.integers(0, 2**31))
 def test_every_message_is_counted(case, seed):
-    """Up, down and chunks: the time is that of the messages, link by link."""
+    """Up, down, half duplex, pairs and chunks: the time is that of the messages, link by link."""
     shares = drawn_shares(case, seed)
 
     seconds = exchange_s(case.aggregation, case.links, shares=shares)
@@ -76,10 +76,19 @@ def test_links_of_other_ranks_are_refused():
         exchange_s(Aggregation(3, 100), Links(np.ones(2)), shares=np.ones(3) / 3)
 
 
-def test_latency_counts_twice_per_worker_that_the_ring_has_more_than_one():
-    """And the slowest link sets the rest, whichever way it is slow."""
-    case = simple([10] * 4, [10, 10, 5, 10])
-    links = Links(case.links.up_bytes_per_s, case.links.down_bytes_per_s, latency_s=0.01)
+def test_a_slow_pair_in_rank_order_sets_the_time():
+    """Six ranks, one way 40 times slower than the others."""
+    aggregation = Aggregation(6, 1200)
+
+    assert ring_s(aggregation, from_pairs(mesh(6, 40))) == pytest.approx(0.05)
+    assert ring_s(aggregation, from_pairs(mesh(6, 40, (0, 1, 1)))) == pytest.approx(2.0)
+    assert ring_s(aggregation, from_pairs(mesh(6, 40, (0, 2, 1)))) == pytest.approx(0.05)
+
+
+def test_half_duplex_takes_both_directions_in_turn():
+    """And latency counts twice per worker that the ring has more than one."""
+    case = simple([10] * 4, half=True)
+    links = Links(case.links.up_bytes_per_s, latency_s=0.01, half_duplex=True)
 
     assert ring_s(case.aggregation, case.links) == pytest.approx(0.3)
     assert ring_s(case.aggregation, links) == pytest.approx(0.3 + 0.06)
@@ -93,9 +102,12 @@ def test_ranks_that_only_serve_are_no_part_of_it():
 
 
 def drawn(seed, size):
-    """Links of unlike ranks, and who sends to whom."""
+    """Links of unlike ranks, some pairs slow, and who sends to whom."""
     random = np.random.default_rng(seed)
-    links = Links(random.uniform(20, 155, size), random.uniform(20, 155, size))
+    pair = np.where(random.random((size, size)) < 0.2, random.uniform(1, 20, (size, size)), np.inf)
+    links = Links(
+        random.uniform(20, 155, size), random.uniform(20, 155, size), pair_bytes_per_s=pair
+    )
     active = random.random((size, size)) < 0.8
     np.fill_diagonal(active, False)
     return links, active
@@ -104,7 +116,7 @@ def drawn(seed, size):
 @fewer
 @given(seed=st.integers(0, 2**31), size=st.integers(2, 9))
 def test_each_transfer_is_limited_where_none_is_faster(seed, size):
-    """By a full end on which it is among the fastest: so nobody could have more."""
+    """By its pair, or by a full end on which it is among the fastest: so nobody could have more."""
     links, active = drawn(seed, size)
     rates = fair_rates(active, links)
     up, down = rates.sum(axis=1), rates.sum(axis=0)
@@ -116,8 +128,10 @@ def test_each_transfer_is_limited_where_none_is_faster(seed, size):
         rate = rates[sender, receiver] * (1 + 1e-6)
         full_up = up[sender] >= links.up_bytes_per_s[sender] * (1 - 1e-6)
         full_down = down[receiver] >= links.down_bytes_per_s[receiver] * (1 - 1e-6)
-        assert (full_up and rate >= rates[sender].max()) or (
-            full_down and rate >= rates[:, receiver].max()
+        assert (
+            rate >= links.pair_bytes_per_s[sender, receiver]
+            or (full_up and rate >= rates[sender].max())
+            or (full_down and rate >= rates[:, receiver].max())
         )
 
 

@@ -1,4 +1,6 @@
-"""Formulas for shares, against linear programs over every link."""
+"""Closed forms and shares, against linear programs over every link."""
+
+import sys
 
 import numpy as np
 import pytest
@@ -7,9 +9,9 @@ from hypothesis import strategies as st
 
 from evenstep.network import Aggregation, Links, exchange_s, optimal_shares
 from evenstep.network._plans._duration import ring_s
-from evenstep.network._plans._optimum import overlapped_shares, pushed_shares
+from evenstep.network._plans._optimum import alone, lower_bound_s, overlapped, solve_shares
 
-from .reference import cases, counted_s, fewer, link_rows, program_s, simple
+from .reference import cases, fewer, from_pairs, mesh, program_s, simple
 
 NEAR = 2e-6  # what the solver leaves open
 
@@ -20,53 +22,91 @@ def best_s(case):
     return exchange_s(case.aggregation, case.links, shares=shares)
 
 
+def form_s(case, within):
+    """Seconds of a closed form's own shares."""
+    return exchange_s(case.aggregation, case.links, shares=within.shares())
+
+
 @pytest.mark.parametrize("kind", ["dedicated", "collocated", "mixed", "any"])
 @fewer
 @given(st.data())
 def test_overlapped_shares_are_those_of_the_program(kind, data):
-    """Without a limit to the chunks."""
-    case = data.draw(cases(kind, chunks=(None,)))
+    """Without a limit to the chunks, with a bound, a formula and a program that agree."""
+    half = data.draw(st.booleans())
+    case = data.draw(cases(kind, chunks=(None,), pairs=False, half=half))
 
-    shares = overlapped_shares(case.aggregation, case.links)
+    seconds = form_s(case, overlapped(case.aggregation, case.links))
 
-    assert counted_s(case, shares) == pytest.approx(program_s(case), rel=NEAR)
-    assert best_s(case) == pytest.approx(program_s(case), rel=NEAR)
+    assert seconds == pytest.approx(program_s(case), rel=NEAR)
+    assert seconds == pytest.approx(lower_bound_s(case.aggregation, case.links), rel=1e-9)
+
+
+@fewer
+@given(cases("dedicated", chunks=(None,), pairs=True, half=False))
+def test_dedicated_servers_behind_pairs_have_a_formula_too(case):
+    """Shares in proportion to the slowest of a server's own link and its ways to workers."""
+    seconds = form_s(case, overlapped(case.aggregation, case.links))
+
+    assert seconds == pytest.approx(program_s(case), rel=NEAR)
 
 
 @pytest.mark.parametrize("kind", ["dedicated", "collocated", "mixed", "any"])
 @fewer
 @given(st.data())
 def test_a_barrier_on_links_as_fast_both_ways_has_a_formula(kind, data):
-    """Push and pull are one problem, twice."""
-    case = data.draw(cases(kind, chunks=(1,), symmetric=True))
+    """Pairs included: push and pull are one problem, twice."""
+    case = data.draw(cases(kind, chunks=(1,), symmetric=True, half=False))
 
-    assert best_s(case) == pytest.approx(program_s(case), rel=NEAR, abs=1e-15)
+    seconds = form_s(case, alone(case.aggregation, case.links, pushes=True))
+
+    assert seconds == pytest.approx(program_s(case), rel=NEAR)
+
+
+@pytest.mark.parametrize("pushes", [True, False])
+@pytest.mark.parametrize("pairs", [True, False])
+@fewer
+@given(st.data())
+def test_a_phase_alone_is_that_of_its_program(pairs, pushes, data):
+    """Whatever the roles, the directions and the pairs."""
+    case = data.draw(cases(symmetric=False, pairs=pairs, half=False))
+    within = alone(case.aggregation, case.links, pushes=pushes)
+    weights = [1, 0, 0] if pushes else [0, 1, 0]
+
+    assert within.seconds == pytest.approx(program_s(case, weights), rel=NEAR, abs=1e-15)
+
+
+def test_a_pull_over_slow_ways_back_is_told_from_a_push():
+    """Out of the one server of two workers, ten times slower than into it."""
+    pair = [[0, 10, 10], [10, 0, 10], [1, 1, 0]]
+    case = simple([100] * 3, helpers=1, dedicated=True, pair=pair, chunks=1)
+
+    seconds = [alone(case.aggregation, case.links, pushes=way).seconds for way in (True, False)]
+
+    assert seconds == pytest.approx([0.1, 1.0])
+    assert best_s(case) == pytest.approx(1.1)
 
 
 @fewer
-@given(cases(symmetric=False))
-def test_a_push_alone_is_that_of_its_program(case):
-    """Whatever the roles and the directions."""
-    shares = pushed_shares(case.aggregation, case.links)
+@given(cases(symmetric=True, pairs=False, half=True))
+def test_half_duplex_gains_as_much_behind_a_barrier(case):
+    """One formula, in any number of chunks."""
+    seconds = form_s(case, overlapped(case.aggregation, case.links))
 
-    seconds = float((link_rows(case, "push") @ shares).max())
-
-    assert seconds == pytest.approx(program_s(case, [1, 0, 0]), rel=NEAR, abs=1e-15)
-
-
-@pytest.mark.parametrize(("chunks", "most"), [(8, 1.05), (16, 1.05), (64, 1.01)])
-def test_in_some_chunks_little_is_left_to_a_program(chunks, most):
-    """On links as they are measured, those of all ranks and both directions unlike."""
-    random = np.random.default_rng(chunks)
-    for _ in range(20):
-        size = random.integers(3, 9)
-        case = simple(random.uniform(10, 100, size), random.uniform(10, 100, size), chunks=chunks)
-
-        assert program_s(case) * (1 - NEAR) <= best_s(case) <= most * program_s(case)
+    assert seconds == pytest.approx(program_s(case), rel=NEAR)
 
 
 @fewer
-@given(cases("collocated", chunks=(1,), symmetric=True))
+@given(cases())
+def test_the_optimum_is_that_of_the_program(case):
+    """In every setting, and the bound is below it."""
+    seconds, least_s = best_s(case), program_s(case)
+
+    assert seconds == pytest.approx(least_s, rel=NEAR, abs=1e-15)
+    assert lower_bound_s(case.aggregation, case.links) <= least_s * (1 + NEAR)
+
+
+@fewer
+@given(cases("collocated", chunks=(1,), symmetric=True, pairs=False, half=False))
 def test_behind_a_barrier_equal_shares_are_optimal(case):
     """However unequal the links, as long as they are as fast both ways; a ring takes as long."""
     size = case.aggregation.world_size
@@ -150,8 +190,46 @@ def test_dedicated_servers_worked_out_by_hand(workers, servers, equal, best, chu
     assert best_s(case) == pytest.approx(twice * best, rel=1e-4)
 
 
+@pytest.mark.parametrize(
+    ("up", "down", "best", "shares"),
+    [
+        ([10, 10, 10, 2], [10] * 4, 0.5625, [0.3125] * 3 + [0.0625]),
+        ([10] * 4, [10, 10, 10, 2], 0.5625, [0.3125] * 3 + [0.0625]),
+        ([5, 10, 10, 2], [10, 5, 10, 10], 0.58, None),
+    ],
+)
+def test_a_barrier_on_unequal_directions_worked_out_by_hand(up, down, best, shares):
+    """Where a link is not as fast both ways, uneven shares gain without overlap too."""
+    case = simple(up, down, chunks=1)
+
+    assert best_s(case) == pytest.approx(best)
+    if shares is not None:
+        assert optimal_shares(case.aggregation, case.links) == pytest.approx(shares, abs=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("pair", "equal", "best"),
+    [
+        (mesh(3, 10, (1, 2, 2)), 1 / 3, 1 / 11),
+        (mesh(4, 10, (0, 3, 1), (1, 3, 1), (2, 3, 1)), 0.5, 1 / 3),
+        (mesh(4, 2, (0, 1, 10), (2, 3, 10)), 0.25, 0.25),
+    ],
+)
+def test_slow_pairs_worked_out_by_hand(pair, equal, best):
+    """A slow pair, a slow rank by its pairs, and two sites, where shares cannot help."""
+    size = len(pair)
+    aggregation, links = Aggregation(size, 1000, num_chunks=None), from_pairs(pair)
+    even = np.full(size, 1 / size)
+    shares = optimal_shares(aggregation, links)
+
+    assert exchange_s(aggregation, links, shares=even) == pytest.approx(equal)
+    assert exchange_s(aggregation, links, shares=shares) == pytest.approx(best)
+    if best == equal:
+        assert shares.tolist() == even.tolist()
+
+
 @fewer
-@given(cases(), st.floats(1e-3, 1e3))
+@given(cases(pairs=False), st.floats(1e-3, 1e3))
 def test_twice_the_bandwidth_takes_half_the_time(case, factor):
     """Latency apart."""
     given_links = case.links
@@ -166,36 +244,54 @@ def test_twice_the_bandwidth_takes_half_the_time(case, factor):
 
 
 @fewer
-@given(cases(chunks=(None,)), st.integers(0, 2**31))
+@given(cases(), st.integers(0, 2**31))
 def test_more_bandwidth_never_costs_time(case, seed):
-    """On one rank, at random, without a limit to the chunks."""
+    """On one rank, at random."""
     links = case.links
     more = 1 + np.random.default_rng(seed).exponential(size=2)
     one = np.arange(links.world_size) == seed % links.world_size
     faster = Links(
         np.where(one, more[0], 1) * links.up_bytes_per_s,
         np.where(one, more[1], 1) * links.down_bytes_per_s,
+        pair_bytes_per_s=links.pair_bytes_per_s,
         latency_s=links.latency_s,
+        half_duplex=links.half_duplex,
     )
     shares = optimal_shares(case.aggregation, faster)
 
     after = exchange_s(case.aggregation, faster, shares=shares)
 
     assert after <= best_s(case) * (1 + NEAR) + 1e-15
+    assert lower_bound_s(case.aggregation, faster) <= lower_bound_s(case.aggregation, links) * (
+        1 + 1e-9
+    )
 
 
-def test_nothing_is_given_to_ranks_that_only_work():
+def test_what_the_program_found_does_not_depend_on_the_numbering():
+    """Several shares are as good here: those are taken that leave all the same part of room."""
+    up, down = np.array([5, 10, 10, 2]), np.array([10, 5, 10, 10])
+    first = simple(up, down, chunks=1)
+    shares = optimal_shares(first.aggregation, first.links)
+    for order in ([3, 2, 1, 0], [1, 3, 0, 2]):
+        case = simple(up[order], down[order], chunks=1)
+
+        assert optimal_shares(case.aggregation, case.links) == pytest.approx(
+            shares[order], abs=1e-6
+        )
+
+
+def test_the_program_gives_nothing_to_ranks_that_only_work():
     """Though they have a share that they could do with."""
     works, serves = np.array([1, 1, 1, 0, 1], bool), np.array([0, 0, 0, 1, 1], bool)
     aggregation = Aggregation(5, 8, num_chunks=2, is_worker=works, is_server=serves)
 
-    shares = optimal_shares(aggregation, Links(np.array([9.0, 1, 1, 1, 1]), np.ones(5)))
+    shares = solve_shares(aggregation, Links(np.array([9.0, 1, 1, 1, 1]), np.ones(5)))
 
     assert not shares[:3].any()
     assert shares.sum() == pytest.approx(1)
 
 
-@pytest.mark.parametrize("chunks", [1, None])
+@pytest.mark.parametrize("chunks", [1, 4])
 def test_a_helper_too_slow_to_help_does_no_harm(chunks):
     """A million times slower than the others: their shares are as exact as without it."""
     up, down = [10, 10, 8, 8], [9, 10, 7, 8]
@@ -205,3 +301,21 @@ def test_a_helper_too_slow_to_help_does_no_harm(chunks):
 
     assert seconds == pytest.approx(best_s(without), rel=1e-5)
     assert seconds <= best_s(without) * (1 + NEAR)
+
+
+def test_equal_links_need_no_program(monkeypatch):
+    """Nor do formulas that meet the bound: they work where scipy is not installed."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    for bandwidths, chunks in (([10] * 4, 5), ([10, 10, 8, 8], None), ([10, 10, 10, 1], 1)):
+        case = simple(bandwidths, chunks=chunks)
+
+        assert best_s(case) > 0
+
+
+def test_a_program_without_scipy_names_the_extra(monkeypatch):
+    """A few chunks on unequal links have no formula."""
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    case = simple([10, 10, 8, 8], chunks=4)
+
+    with pytest.raises(ImportError, match=r"needs scipy: `pip install .*\[network\]\"`"):
+        optimal_shares(case.aggregation, case.links)

@@ -41,6 +41,8 @@ def test_an_aggregation_that_cannot_be_is_refused(given, message):
         ({"up_bytes_per_s": np.array([np.nan, 1])}, "got nan on rank 0. Measure it, or leave"),
         ({"down_bytes_per_s": np.ones(3)}, r"`Links\(down_bytes_per_s=...\)` must have shape \(2,"),
         ({"down_bytes_per_s": np.array([1, np.inf])}, "positive and finite on every rank, got inf"),
+        ({"pair_bytes_per_s": np.ones(2)}, r"must have shape \(2, 2\), got \(2,\)"),
+        ({"pair_bytes_per_s": np.eye(2)}, "between any two ranks, got 0.0 from rank 0 to 1"),
         ({"latency_s": -1.0}, r"`Links\(latency_s=...\)` must be finite and at least 0"),
         ({"latency_s": np.nan}, r"`Links\(latency_s=...\)` must be finite and at least 0"),
     ],
@@ -63,3 +65,10 @@ def test_what_was_given_may_change_later():
     assert aggregation.num_workers == 2
     with pytest.raises(ValueError, match="read-only"):
         links.up_bytes_per_s[0] = 3
+
+
+def test_half_duplex_shares_a_link_between_both_ways():
+    """The harmonic sum: half of it where both are as fast."""
+    links = Links(np.array([10.0, 6.0]), np.array([10.0, 3.0]), half_duplex=True)
+
+    assert links.bandwidth_bytes_per_s == pytest.approx([5, 2])

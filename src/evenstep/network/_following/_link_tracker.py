@@ -227,8 +227,9 @@ class LinkTracker:
 
     Right for ranks with a link each, full duplex, on which many transfers run at once. What it
     cannot see: a link that nothing goes over, more capacity than any plan has asked for (found
-    when one asks), and which of two ranks is slow if they have no other partner: both, then. An
-    update takes some 10 ms for 8 ranks and 0.25 s for 32: no rank should wait for it.
+    when one asks), and which of two ranks is slow if they have no other partner: both, then. The
+    bandwidths of pairs stay as they were given, and half duplex is taken for full. An update
+    takes some 10 ms for 8 ranks and 0.25 s for 32: no rank should wait for it.
 
     Attributes:
         links: what they are believed to carry.

@@ -102,22 +102,30 @@ def _roles(name: str, value: BoolArray | None, world_size: int) -> BoolArray:
     return roles
 
 
+REMEDY = "Measure it, or leave the rank out."
+
+
 @final
 @dataclass(frozen=True, slots=True, eq=False, init=False)
 class Links:
     """Measured bandwidths, in bytes per second.
 
-    A rank's bandwidth is that to all others together, when all ranks send at once. Links that were
-    tested pair by pair, one at a time, look faster than that.
+    A rank's bandwidth is that to all others together, when all ranks send at once. If links were
+    only tested pair by pair, one at a time, they look faster than that: give both.
 
     Args:
         up_bytes_per_s: what each rank can send, positive and finite, ``(world_size,)``.
         down_bytes_per_s: what each rank can receive, positive and finite, ``(world_size,)``; None
             is as much as it can send.
+        pair_bytes_per_s: bandwidth from one rank (row) to another (column), positive, infinite if
+            only the ranks' own links limit it, ``(world_size, world_size)``. Its diagonal is
+            ignored.
         latency_s: time that every chunk adds, whatever its size, finite and at least 0.
+        half_duplex: whether a link either sends or receives. With equal bandwidths it is also a
+            limit on the sum of both directions.
 
     Attributes:
-        up_bytes_per_s, down_bytes_per_s: read-only, as above.
+        up_bytes_per_s, down_bytes_per_s, pair_bytes_per_s: read-only, as above.
 
     Raises:
         ValueError: an argument has another shape, or is out of range.
@@ -125,22 +133,29 @@ class Links:
 
     up_bytes_per_s: FloatArray
     down_bytes_per_s: FloatArray
+    pair_bytes_per_s: FloatArray | None
     latency_s: float
+    half_duplex: bool
 
     def __init__(
         self,
         up_bytes_per_s: FloatArray,
         down_bytes_per_s: FloatArray | None = None,
         *,
+        pair_bytes_per_s: FloatArray | None = None,
         latency_s: float = 0.0,
+        half_duplex: bool = False,
     ) -> None:
         up = _bandwidth("up_bytes_per_s", up_bytes_per_s, None)
         down = up
         if down_bytes_per_s is not None:
             down = _bandwidth("down_bytes_per_s", down_bytes_per_s, len(up))
+        pair = None
+        if pair_bytes_per_s is not None:
+            pair = _pairs(pair_bytes_per_s, len(up))
         rule, remedy = "finite and at least 0", "Measure an empty message."
         check_range("Links(latency_s=...)", latency_s, rule, remedy)
-        values = (up, down, float(latency_s))
+        values = (up, down, pair, float(latency_s), bool(half_duplex))
         for name, value in zip(self.__dataclass_fields__, values, strict=True):
             object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
 
@@ -153,9 +168,10 @@ class Links:
     def bandwidth_bytes_per_s(self) -> FloatArray:
         r"""What each rank can send while it receives equally much, ``(world_size,)``.
 
-        $b_i = \min(e_i, g_i)$ of up and down.
+        $b_i = \min(e_i, g_i)$ of up and down, or $1 / (1/e_i + 1/g_i)$ if half duplex.
         """
-        return np.minimum(self.up_bytes_per_s, self.down_bytes_per_s)
+        up, down = self.up_bytes_per_s, self.down_bytes_per_s
+        return 1 / (1 / up + 1 / down) if self.half_duplex else np.minimum(up, down)
 
 
 def check_world(function: str, aggregation: Aggregation, links: Links) -> None:
@@ -175,7 +191,22 @@ def _bandwidth(name: str, value: FloatArray, world_size: int | None) -> FloatArr
         rule = f"have shape ({world_size or 'world_size'},)"
         raise invalid(argument, rule, answer.shape, "Give one bandwidth per rank.")
     valid = np.isfinite(answer) & (answer > 0)
-    check_ranks(
-        argument, answer, valid, "be positive and finite", "Measure it, or leave the rank out."
-    )
+    check_ranks(argument, answer, valid, "be positive and finite", REMEDY)
+    return answer
+
+
+def _pairs(value: FloatArray, world_size: int) -> FloatArray:
+    """Return a read-only array of our own, infinite on its diagonal."""
+    answer = np.array(value, np.float64)
+    argument = "Links(pair_bytes_per_s=...)"
+    if answer.shape != (world_size, world_size) or not world_size:
+        rule = f"have shape ({world_size}, {world_size})"
+        raise invalid(argument, rule, answer.shape, "Give a row of all ranks per rank.")
+    np.fill_diagonal(answer, np.inf)
+    valid = answer > 0
+    if not valid.all():
+        row, column = (int(index) for index in np.unravel_index(np.argmin(valid), valid.shape))
+        got = f"{answer[row, column]} from rank {row} to {column}"
+        raise invalid(argument, "be positive between any two ranks", got, REMEDY)
+    answer.flags.writeable = False
     return answer

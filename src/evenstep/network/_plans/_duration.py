@@ -19,7 +19,8 @@ def ring_s(aggregation: Aggregation, links: Links) -> float:
     r"""Return the seconds of a ring all-reduce among the workers, in the order of their ranks.
 
     $2 \frac{N - 1}{N} \frac{V}{\text{slowest link}} + 2 (N - 1) \alpha$: each worker sends that
-    much to the next.
+    much to the next, so the order matters only where pairs differ. Half duplex, a worker sends
+    and receives in turn.
 
     It is what a ring costs that is pipelined without gaps; gloo's all-reduce was measured to take
     1.1 to 1.3 times that on shaped links. Libraries pick trees and other algorithms too.
@@ -39,7 +40,11 @@ def ring_s(aggregation: Aggregation, links: Links) -> float:
     ring = np.flatnonzero(aggregation.is_worker)
     if len(ring) == 1:
         return 0.0
-    slowest = float(links.bandwidth_bytes_per_s[ring].min())
+    after = np.roll(ring, -1)
+    hops = np.minimum(links.up_bytes_per_s[ring], links.down_bytes_per_s[after])
+    if links.pair_bytes_per_s is not None:
+        hops = np.minimum(hops, links.pair_bytes_per_s[ring, after])
+    slowest = min(float(hops.min()), float(links.bandwidth_bytes_per_s[ring].min()))
     rounds = 2 * (len(ring) - 1)
     return rounds / len(ring) * aggregation.num_bytes / slowest + rounds * links.latency_s
 
@@ -70,11 +75,12 @@ def fair_transfers(num_bytes: FloatArray, links: Links) -> FairTransfers:
     r"""Return how long transfers take that all begin at once, under max-min fair sharing.
 
     At any time every transfer runs as fast as it can without slowing down one that is no faster:
-    each is limited by an end whose link is full and on which none is faster. That is what many TCP
-    connections come to in the mean. When one ends, the others take over its part.
+    each is limited by its pair, or by an end whose link is full and on which none is faster. That
+    is what many TCP connections come to in the mean. When one ends, the others take over its part.
 
     A reference for the closed forms, which ask only for how long every link is busy, and the
-    model behind the tracking of links. Left out: latency.
+    model behind the tracking of links. Left out: latency, and half duplex, which is
+    taken for full.
 
     Args:
         num_bytes: from one rank (row) to another (column), at least 0; the diagonal is ignored,
@@ -118,17 +124,18 @@ def fair_rates(active: BoolArray, links: Links) -> FloatArray:
     ends do is full, and fixes them. The end that offers least of all is one, so it goes on.
     """
     rates = np.zeros(active.shape)
+    pair = np.inf if links.pair_bytes_per_s is None else links.pair_bytes_per_s
     up, down = links.up_bytes_per_s, links.down_bytes_per_s
     crumb_up, crumb_down = ROUNDING * up, ROUNDING * down
     unset = active.copy()
     while unset.any():
         offers_up = _offers(up, unset.sum(axis=1))[:, None]
         offers_down = _offers(down, unset.sum(axis=0))[None, :]
-        level = np.where(unset, np.minimum(offers_up, offers_down), np.inf)
+        level = np.where(unset, np.minimum(np.minimum(offers_up, offers_down), pair), np.inf)
         enough = level * (1 + ROUNDING)
         full_up = (offers_up <= enough).all(axis=1, keepdims=True)
         full_down = (offers_down <= enough).all(axis=0, keepdims=True)
-        fixed = unset & (full_up | full_down)
+        fixed = unset & (full_up | full_down | (pair <= enough))
         rates[fixed] = level[fixed]
         given = np.where(fixed, level, 0.0)
         up = np.maximum(up - given.sum(axis=1), crumb_up)
@@ -143,6 +150,39 @@ def _offers(capacity: FloatArray, number: IntArray) -> FloatArray:
     return offers
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class Rows:
+    r"""Seconds of one phase on every link, each a line in at most two shares.
+
+    $\max_k (c_k + p_k w_{i_k} + q_k w_{j_k})$. Evaluated here, and the rows of the linear program.
+
+    Attributes:
+        constant_s: $c$, ``(num_rows,)``.
+        first, second: $i$ and $j$, ranks, ``(num_rows,)``.
+        first_s, second_s: $p$ and $q$, ``(num_rows,)``.
+    """
+
+    constant_s: FloatArray
+    first: IntArray
+    first_s: FloatArray
+    second: IntArray
+    second_s: FloatArray
+
+    def seconds(self, shares: FloatArray) -> float:
+        """Return the time of the slowest link."""
+        each = self.constant_s + self.first_s * shares[self.first]
+        return float((each + self.second_s * shares[self.second]).max())
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Phases:
+    """What limits the first push, the last pull, and both at once in between."""
+
+    push: Rows
+    pull: Rows
+    both: Rows
+
+
 def exchange_s(aggregation: Aggregation, links: Links, *, shares: FloatArray) -> float:
     r"""Return the seconds that one step's push and pull take.
 
@@ -154,8 +194,9 @@ def exchange_s(aggregation: Aggregation, links: Links, *, shares: FloatArray) ->
     A = V \max_i \frac{1 + (N - 2) w_i}{\min(e_i, g_i)},$$
 
     for workers that serve too, with $e$ up and $g$ down. A rank that only serves carries
-    $N w_i$ and nothing of its own; one that only works, 1. Without a limit to the chunks it is
-    $A + 2 \alpha$.
+    $N w_i$ and nothing of its own; one that only works, 1. Half duplex adds up what goes either
+    way. Between a pair, a push carries $w_j$ from $i$ to $j$ and a pull $w_i$. Without a limit to
+    the chunks it is $A + 2 \alpha$.
 
     Right for chunks in lock-step on links that carry what was measured, whichever ranks send at
     the same time. Left out: headers (4 to 5 % on Ethernet), many senders that overrun one receiver,
@@ -177,22 +218,68 @@ def exchange_s(aggregation: Aggregation, links: Links, *, shares: FloatArray) ->
     """
     check_world("exchange_s", aggregation, links)
     check_shares("exchange_s", aggregation, shares)
-    up_s = aggregation.num_bytes / links.up_bytes_per_s
-    down_s = aggregation.num_bytes / links.down_bytes_per_s
-    # What a rank sends as a worker, and gets as a server; the pull turns both round.
-    gives, takes = aggregation.is_worker * (1 - shares), aggregation.num_sources * shares
-    both_s, chunks = _slowest(gives + takes, np.maximum(up_s, down_s)), aggregation.num_chunks
+    phases = phases_of(aggregation, links)
+    both_s, chunks = phases.both.seconds(shares), aggregation.num_chunks
     if chunks is None:
         return both_s + 2 * links.latency_s
-    push_s = max(_slowest(gives, up_s), _slowest(takes, down_s))
-    pull_s = max(_slowest(gives, down_s), _slowest(takes, up_s))
-    alone_s = push_s + pull_s
+    alone_s = phases.push.seconds(shares) + phases.pull.seconds(shares)
     return both_s + (alone_s - both_s) / chunks + (chunks + 1) * links.latency_s
 
 
-def _slowest(part: FloatArray, seconds: FloatArray) -> float:
-    """Return the time of the slowest link, each of which carries a part of the bytes."""
-    return float((part * seconds).max())
+def phases_of(aggregation: Aggregation, links: Links) -> Phases:
+    """Return what each phase costs on every link, in seconds."""
+    works = aggregation.is_worker.astype(np.float64)
+    up_s = aggregation.num_bytes / links.up_bytes_per_s
+    down_s = aggregation.num_bytes / links.down_bytes_per_s
+    # What a rank sends as a worker, and gets as a server; the pull turns both round.
+    sources = aggregation.num_sources.astype(np.float64)
+    gives, takes = (works, -works), (np.zeros_like(works), sources)
+    either = (works, sources - works)
+    if links.half_duplex:
+        push, pull = [_sum(gives, up_s, takes, down_s)], [_sum(gives, down_s, takes, up_s)]
+        both = [_sum(either, up_s, either, down_s)]
+    else:
+        push = [_times(gives, up_s), _times(takes, down_s)]
+        pull = [_times(gives, down_s), _times(takes, up_s)]
+        both = [_times(either, np.maximum(up_s, down_s))]
+    return Phases(
+        _rows(aggregation, links, push, pushes=True, pulls=False),
+        _rows(aggregation, links, pull, pushes=False, pulls=True),
+        _rows(aggregation, links, both, pushes=True, pulls=True),
+    )
+
+
+Line = tuple[FloatArray, FloatArray]  # a constant and a slope per rank
+
+
+def _times(line: Line, seconds: FloatArray) -> Line:
+    return line[0] * seconds, line[1] * seconds
+
+
+def _sum(one: Line, one_s: FloatArray, other: Line, other_s: FloatArray) -> Line:
+    (constant, slope), (more, steeper) = _times(one, one_s), _times(other, other_s)
+    return constant + more, slope + steeper
+
+
+def _rows(
+    aggregation: Aggregation, links: Links, lines: list[Line], *, pushes: bool, pulls: bool
+) -> Rows:
+    """Return the lines of ranks, then those of pairs where there are any."""
+    ranks = np.tile(np.arange(links.world_size), len(lines))
+    constant = np.concatenate([line[0] for line in lines])
+    slope = np.concatenate([line[1] for line in lines])
+    nothing = np.zeros(len(ranks))
+    if links.pair_bytes_per_s is None:
+        return Rows(constant, ranks, slope, ranks, nothing)
+    source, target = np.nonzero(np.isfinite(links.pair_bytes_per_s))
+    seconds = aggregation.num_bytes / links.pair_bytes_per_s[source, target]
+    return Rows(
+        np.concatenate([constant, np.zeros(len(source))]),
+        np.concatenate([ranks, source]),
+        np.concatenate([slope, seconds * aggregation.is_worker[target] * pulls]),
+        np.concatenate([ranks, target]),
+        np.concatenate([nothing, seconds * aggregation.is_worker[source] * pushes]),
+    )
 
 
 def check_shares(function: str, aggregation: Aggregation, shares: FloatArray) -> None:

@@ -15,6 +15,7 @@ from ...exceptions import invalid
 from ...solve._apportion import apportion, in_proportion
 from ._aggregation import Aggregation, Links
 from ._duration import check_shares, exchange_s, ring_s
+from ._optimum import lower_bound_s
 
 PARTS = 1 << 20
 """What the parts of a split add up to: shares to a millionth, and halves and quarters exactly."""
@@ -242,11 +243,14 @@ def plan_shares(
     parts = Split.of(shares).parts
     exact_s = exchange_s(aggregation, links, shares=np.array(parts) / PARTS)
     plain_s = ring_s(aggregation, links)
+    bound_s = lower_bound_s(aggregation, links)
     compared = f"{exact_s:.3g} s against {plain_s:.3g} s of a ring"
     if aggregation.num_workers == 1:
         reason = "plain all-reduce: a single worker has nothing to sum"
     elif plain_s > exact_s * (1 + margin):
         reason = f"shares: {compared}, {plain_s / exact_s:.2f} times as fast"
-    else:
+    elif plain_s > bound_s * (1 + margin):
         reason = f"plain all-reduce: these shares take {compared}, no gain of {margin:.0%}"
+    else:
+        reason = f"plain all-reduce: no shares gain {margin:.0%} here, these take {compared}"
     return SharePlan(parts, exact_s, plain_s, not plain_s > exact_s * (1 + margin), reason)

@@ -12,7 +12,7 @@ from ..._types import FloatArray, State
 from ..._valid import check_fields
 from ._aggregation import Aggregation, Links, check_world
 from ._duration import exchange_s
-from ._optimum import equal_shares, optimal_shares
+from ._optimum import equal_shares, formula_shares, optimal_shares
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -85,7 +85,8 @@ class OptimalShares(AbstractSharePolicy[dict[str, Any]]):
     the links as they are now measured.
 
     Right for links that are measured under load and stay the same for longer than the measurement.
-    Wrong if links change from step to step.
+    Wrong if links change from step to step. If ``optimal_shares`` needs scipy and it is not
+    installed, the best shares with a closed form are taken, and the reason says so.
 
     Args:
         margin: the gain that a change needs, at least 0. With 0 every measurement changes the
@@ -110,13 +111,19 @@ class OptimalShares(AbstractSharePolicy[dict[str, Any]]):
     def update(
         self, aggregation: Aggregation, links: Links, state: dict[str, Any]
     ) -> ShareDecision[dict[str, Any]]:
-        wanted, held = optimal_shares(aggregation, links), state["held"]
+        kind = "optimal"
+        try:
+            wanted = optimal_shares(aggregation, links)
+        except ImportError:
+            kind = "by formula, as there is no scipy"
+            wanted = formula_shares(aggregation, links)
+        held = state["held"]
         held_s = exchange_s(aggregation, links, shares=held)
         wanted_s = exchange_s(aggregation, links, shares=wanted)
         if held_s <= wanted_s * (1 + self.margin):
             reason = f"held: {held_s:.3g} s, the best shares {wanted_s:.3g} s"
             return ShareDecision(held, state, reason)
-        reason = f"optimal: {wanted_s:.3g} s instead of {held_s:.3g} s"
+        reason = f"{kind}: {wanted_s:.3g} s instead of {held_s:.3g} s"
         return ShareDecision(wanted, {"held": wanted}, reason)
 
 
@@ -126,15 +133,18 @@ class ProportionalShares(AbstractSharePolicy[dict[str, Any]]):
     r"""Shares in proportion to the slowest link between a server and the workers.
 
     $w_j = \frac{s_j}{\sum_k s_k}, \quad s_j = \min_{i \ne j} \min(B_{ij}, B_{ji})$ over workers
-    $i$, with $B_{ij}$ what goes from $i$ to $j$: the less of $i$'s up and $j$'s down.
+    $i$, with $B_{ij}$ what goes from $i$ to $j$: the pair's bandwidth, at most $i$'s up and $j$'s
+    down.
 
     **A reconstruction.** Of the paper only the abstract is known: unbalanced servers waste
     bandwidth, so sense the network and shift load ahead of time. The score and the rule are
     those of later public work by one of its authors, whose trees are here a star. Left out: it
     may drop the worst servers, and rounds up to chunks.
 
-    Optimal for dedicated servers whose links are the slowest on each way. Wrong for collocated
-    servers: a single slow rank is the slowest way of every other, so that all score alike.
+    Optimal for dedicated servers whose links are the slowest on each way, and near it on meshes of
+    unequal pairs: with links drawn from 20 to 155, 1.34 to 1.52 times as fast as equal shares,
+    where the linear program is 1.56 to 1.84. Wrong for collocated servers behind one link per
+    rank: a single slow rank is the slowest way of every other, so that all score alike.
 
     Args:
         threshold: mean relative change of the scores above which shares follow, at least 0. At 0
@@ -182,6 +192,8 @@ class ProportionalShares(AbstractSharePolicy[dict[str, Any]]):
 def _scores(aggregation: Aggregation, links: Links) -> FloatArray:
     """Return each server's slowest link to or from another rank that works, 0 for the others."""
     ways = np.minimum(links.up_bytes_per_s[:, None], links.down_bytes_per_s[None, :])
+    if links.pair_bytes_per_s is not None:
+        ways = np.minimum(ways, links.pair_bytes_per_s)
     either = np.minimum(ways, ways.T)
     np.fill_diagonal(either, np.inf)
     slowest = either[aggregation.is_worker].min(axis=0)

@@ -78,6 +78,7 @@ def timeline_s(
 
     With all done at once it is between $A$ and the lock-step $T_C$ of ``exchange_s``. Left out:
     that senders share a receiver, which moves single messages but not the sum of a queue.
+    Pairs and half duplex are not looked at.
 
     Args:
         compute_s: seconds of computing, ignored of ranks that only serve, ``(world_size,)``.
