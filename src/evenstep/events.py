@@ -7,11 +7,26 @@ line in the terminal, the report, the picture of the demo) is drawn from events 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from typing import Any
+from dataclasses import dataclass, fields
+from typing import Annotated, Any
+
+from msgspec import Meta
 
 SCHEMA_VERSION = 1
 """Grows when a field changes its meaning or goes away; a new field alone leaves it as it is."""
+
+_MOST = 2**53  # integers up to there are exact as floats; no time, size or rate is larger
+
+Whole = Annotated[int, Meta(gt=-_MOST, lt=_MOST)]
+"""An ``int``, below 2^53 in size: a reader of a file leaves out an event with a larger one."""
+Number = Annotated[float, Meta(gt=-_MOST, lt=_MOST)]
+"""A ``float``, finite and below 2^53 in size."""
+Count = Annotated[int, Meta(ge=0, lt=_MOST)]
+"""An ``int`` of at least 0, below 2^53."""
+Amount = Annotated[float, Meta(ge=0, lt=_MOST)]
+"""A ``float`` of at least 0, below 2^53."""
+Positive = Annotated[int, Meta(ge=1, lt=_MOST)]
+"""An ``int`` of at least 1, below 2^53."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,9 +43,9 @@ class RunStarted:
         versions: of evenstep, Python and the framework on rank 0, such as ``"torch 2.13.0"``.
     """
 
-    world_size: int
-    global_batch_size: int
-    num_steps: int
+    world_size: Positive
+    global_batch_size: Positive
+    num_steps: Whole
     policy: str
     hosts: tuple[str, ...]
     devices: tuple[str, ...]
@@ -57,7 +72,7 @@ class EstimatesRestored:
 
     known: tuple[bool, ...]
     policy: str
-    batch_size: tuple[int, ...]
+    batch_size: tuple[Count, ...]
     problem: str = ""
 
 
@@ -86,20 +101,20 @@ class StepMeasured:
             under ``evenstep watch``. ``wall_s`` is the mean of those of the event before.
     """
 
-    step: int
-    plan_epoch: int
-    batch_size: tuple[int, ...]
-    compute_s: tuple[float, ...]
-    data_s: tuple[float, ...]
-    idle_s: tuple[float, ...]
-    makespan_s: float
-    idle_share: float
-    equal_split_s: float | None
-    best_split_s: float | None
-    wall_s: float | None
-    speed_split_s: float | None = None
-    cost_split_s: float | None = None
-    num_steps: int = 1
+    step: Whole
+    plan_epoch: Whole
+    batch_size: tuple[Count, ...]
+    compute_s: tuple[Amount, ...]
+    data_s: tuple[Amount, ...]
+    idle_s: tuple[Amount, ...]
+    makespan_s: Number
+    idle_share: Number
+    equal_split_s: Number | None
+    best_split_s: Number | None
+    wall_s: Number | None
+    speed_split_s: Number | None = None
+    cost_split_s: Number | None = None
+    num_steps: Positive = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,18 +143,18 @@ class StepsAccounted:
             as in FSDP2's layers.
     """
 
-    step: int
-    num_steps: int
-    wall_s: tuple[float, ...]
-    input_s: tuple[float, ...]
-    forward_s: tuple[float, ...]
-    backward_s: tuple[float, ...]
-    communication_s: tuple[float, ...]
-    waiting_s: tuple[float, ...]
-    optimizer_s: tuple[float, ...]
-    evaluation_s: tuple[float, ...]
-    checkpoint_s: tuple[float, ...]
-    rest_s: tuple[float, ...]
+    step: Whole
+    num_steps: Positive
+    wall_s: tuple[Amount, ...]
+    input_s: tuple[Amount, ...]
+    forward_s: tuple[Amount, ...]
+    backward_s: tuple[Amount, ...]
+    communication_s: tuple[Amount, ...]
+    waiting_s: tuple[Amount, ...]
+    optimizer_s: tuple[Amount, ...]
+    evaluation_s: tuple[Amount, ...]
+    checkpoint_s: tuple[Amount, ...]
+    rest_s: tuple[Amount, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,14 +176,14 @@ class WaitingDiagnosed:
         no_verdict: why there is no cause, in words; empty if there is one.
     """
 
-    step: int
-    num_steps: int
-    step_s: float
-    waiting_share: float
-    explained_share: float
+    step: Whole
+    num_steps: Whole
+    step_s: Number
+    waiting_share: Number
+    explained_share: Number
     causes: tuple[str, ...]
-    ranks: tuple[int, ...]
-    lost_share: tuple[float, ...]
+    ranks: tuple[Whole, ...]
+    lost_share: tuple[Number, ...]
     evidence: tuple[str, ...]
     remedy: tuple[str, ...]
     no_verdict: str = ""
@@ -187,11 +202,11 @@ class Rebalanced:
             None is no limit.
     """
 
-    step: int
-    plan_epoch: int
-    batch_size: tuple[int, ...]
+    step: Whole
+    plan_epoch: Whole
+    batch_size: tuple[Count, ...]
     reason: str
-    max_forward: tuple[int, ...] | None = None
+    max_forward: tuple[Count, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,8 +219,8 @@ class MeasurementRejected:
         problem: what is wrong with it.
     """
 
-    step: int
-    rank: int
+    step: Whole
+    rank: Whole
     problem: str
 
 
@@ -219,7 +234,7 @@ class PolicyFailed:
         policy: its class.
     """
 
-    step: int
+    step: Whole
     problem: str
     policy: str
 
@@ -237,8 +252,8 @@ class BalancingStopped:
         trace: the traceback, as text; empty where it is in the log of another rank.
     """
 
-    step: int
-    rank: int
+    step: Whole
+    rank: Whole
     problem: str
     trace: str
 
@@ -253,9 +268,9 @@ class PolicySlow:
         rest_s: seconds for which the sizes stay after it.
     """
 
-    step: int
-    decide_s: float
-    rest_s: float
+    step: Whole
+    decide_s: Number
+    rest_s: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -272,10 +287,10 @@ class MemoryCapped:
             ``Cost(max_size=...)`` counts, such as tokens.
     """
 
-    step: int
-    rank: int
-    max_batch_size: int
-    capacity_bytes: int
+    step: Whole
+    rank: Whole
+    max_batch_size: Whole
+    capacity_bytes: Whole
     unit: str = "samples"
 
 
@@ -291,7 +306,7 @@ class SizesHeld:
         problem: why, as text.
     """
 
-    step: int
+    step: Whole
     problem: str
 
 
@@ -304,8 +319,8 @@ class LossNotFinite:
         ranks: the ranks with such a loss in that step.
     """
 
-    step: int
-    ranks: tuple[int, ...]
+    step: Whole
+    ranks: tuple[Whole, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,7 +332,7 @@ class ClaimsSwitched:
         on: whether ranks claim samples from now on.
     """
 
-    step: int
+    step: Whole
     on: bool
 
 
@@ -332,10 +347,10 @@ class WorkerUnhelpful:
         without_s: the same with only the workers that help.
     """
 
-    step: int
-    rank: int
-    with_s: float
-    without_s: float
+    step: Whole
+    rank: Whole
+    with_s: Number
+    without_s: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -348,9 +363,9 @@ class LinksMeasured:
         down_bytes_per_s: what it carries to the rank, per rank.
     """
 
-    step: int
-    up_bytes_per_s: tuple[float, ...]
-    down_bytes_per_s: tuple[float, ...]
+    step: Whole
+    up_bytes_per_s: tuple[Amount, ...]
+    down_bytes_per_s: tuple[Amount, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,11 +382,11 @@ class SharesPlanned:
         reason: why, in words.
     """
 
-    step: int
-    plan_epoch: int
-    parts: tuple[int, ...] | None
-    predicted_s: float | None
-    plain_s: float | None
+    step: Whole
+    plan_epoch: Whole
+    parts: tuple[Count, ...] | None
+    predicted_s: Number | None
+    plain_s: Number | None
     reason: str
 
 
@@ -387,10 +402,10 @@ class ExchangeMeasured:
             exchange; None before links are known.
     """
 
-    step: int
-    plan_epoch: int
-    exchange_s: float
-    predicted_s: float | None
+    step: Whole
+    plan_epoch: Whole
+    exchange_s: Number
+    predicted_s: Number | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -404,8 +419,8 @@ class WorkerLost:
         problem: how it was noticed.
     """
 
-    step: int
-    rank: int
+    step: Whole
+    rank: Whole
     host: str
     problem: str
 
@@ -418,7 +433,7 @@ class RunEnded:
         num_steps: optimizer steps done in this run.
     """
 
-    num_steps: int
+    num_steps: Whole
 
 
 Event = (
@@ -452,4 +467,5 @@ Training does not wait for it: events for a slow one are dropped, one that raise
 
 def to_record(event: Event) -> dict[str, Any]:
     """Return ``event`` as a flat dict with its name under ``"event"``, ready for JSON."""
-    return {"event": type(event).__name__, **asdict(event)}
+    record = {field.name: getattr(event, field.name) for field in fields(event)}
+    return {"event": type(event).__name__, **record}

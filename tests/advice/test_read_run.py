@@ -135,11 +135,11 @@ def test_a_run_without_steps_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("change", "words"),
     [
-        ({"compute_s": [0.1, 0.1, -1.0]}, "at least 0"),
+        ({"compute_s": [0.1, 0.1, -1.0]}, "Expected `float` >= 0.0 - at `$.compute_s[2]`"),
         ({"compute_s": [0.1, 0.1, 0.0]}, "positive for"),
         ({"compute_s": [0.1, 0.1]}, "speak of 3 ranks, got 2"),
         ({"batch_size": [1, 2, 3, 4], "compute_s": [0.1] * 4}, "speak of 3 ranks, got 4"),
-        ({"batch_size": None}, "each an integer, got None"),
+        ({"batch_size": None}, "Expected `array`, got `null` - at `$.batch_size`"),
     ],
 )
 def test_steps_that_cannot_be_are_left_out(tmp_path, caplog, change, words):

@@ -87,15 +87,17 @@ def test_the_citation_names_this_version_and_the_five_papers(citation, project):
         )
 
 
-def test_the_core_needs_numpy_alone(project):
+def test_the_core_needs_numpy_and_msgspec_alone(project):
     """What decides batch sizes can be installed next to any framework."""
-    assert [re.match(r"[\w-]+", name)[0] for name in project["dependencies"]] == ["numpy"]
+    needs = {re.match(r"[\w-]+", name)[0] for name in project["dependencies"]}
+
+    assert needs == {"numpy", "msgspec"}
 
 
 def test_everything_a_contributor_installs_is_pinned(project, pins):
     """Set-up gives everybody the tested versions, those of indirect needs included."""
     pinned = {canonical(name) for name in pins}
-    wanted = set(requirements(project, "dev")) | {"numpy"}
+    wanted = set(requirements(project, "dev")) | {"numpy", "msgspec"}
     for name in sorted(wanted):
         for requirement in importlib.metadata.requires(name) or ():
             if "extra ==" not in requirement and ";" not in requirement:

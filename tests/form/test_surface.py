@@ -103,7 +103,7 @@ def test_every_public_object_says_what_it_is(name):
 
 
 def test_the_pure_layers_load_nothing_heavy():
-    """A policy, the solver or an event can be used where numpy alone is installed."""
+    """A policy, the solver or an event can be used where numpy and msgspec alone are installed."""
     modules = ", ".join(pure_modules())
     loaded = run(f"import sys, {modules}; print(*{{name.split('.')[0] for name in sys.modules}})")
 

@@ -1,4 +1,4 @@
-"""What is built is what a user installs: it works with numpy alone, and with every extra."""
+"""What is built is what a user installs: it works with the core's needs, and with every extra."""
 
 import importlib.metadata
 import importlib.util
@@ -42,21 +42,22 @@ def built(kind, tree, folder):
 
 @pytest.fixture(scope="module")
 def clean(wheel, tmp_path_factory):
-    """The programs of an environment that holds the wheel and numpy, and nothing else."""
+    """The programs of an environment that holds the wheel, numpy and msgspec, and nothing else."""
     folder = tmp_path_factory.mktemp("clean")
     venv.create(folder, with_pip=False, symlinks=True)
     (site,) = folder.glob("lib/python*/site-packages")
-    lend_numpy(site)
-    # pip finds numpy there already; without it, the missing index would end this.
+    lend(site, "numpy")
+    lend(site, "msgspec")
+    # pip finds both there already; without them, the missing index would end this.
     python = folder / "bin" / "python"
     run(sys.executable, "-m", "pip", "--python", python, "install", "--no-index", wheel)
     return folder / "bin"
 
 
-def lend_numpy(site):
-    """Link numpy's own folders into ``site``, so that the suite runs without a network."""
-    home = Path(importlib.util.find_spec("numpy").origin).parents[1]
-    tops = {file.parts[0] for file in importlib.metadata.files("numpy") if file.parts[0] != ".."}
+def lend(site, name):
+    """Link a package's own folders into ``site``, so that the suite runs without a network."""
+    home = Path(importlib.util.find_spec(name).origin).parents[1]
+    tops = {file.parts[0] for file in importlib.metadata.files(name) if file.parts[0] != ".."}
     for top in tops:
         (site / top).symlink_to(home / top)
 
@@ -89,7 +90,7 @@ def test_the_readme_of_the_package_index_links_into_the_repository():
     assert links[-1] == "https://example.org/page"
 
 
-def test_it_installs_and_decides_with_numpy_alone(clean):
+def test_it_installs_and_decides_with_its_dependencies_alone(clean):
     """A clean environment imports every pure layer and gets an answer from the solver."""
     script = """
 import numpy as np

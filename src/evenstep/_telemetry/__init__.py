@@ -5,7 +5,6 @@ from ._event_file import read_events as read_events
 from ._event_lines import EventLines as EventLines
 from ._event_lines import Line as Line
 from ._followed_file import FollowedFile as FollowedFile
-from ._from_record import from_record as from_record
 from ._jsonl import JsonLines as JsonLines
 from ._line import ProgressLine as ProgressLine
 from ._news import FaultLog as FaultLog

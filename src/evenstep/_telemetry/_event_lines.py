@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-import json
+from codecs import BOM_UTF8
 from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Any, final
+from dataclasses import dataclass, fields
+from typing import Any, final, get_args
 
-from ..events import SCHEMA_VERSION, Event, RunStarted
-from ._from_record import check_ranks, from_record, world_size_of
+from msgspec import DecodeError, Struct, ValidationError
+from msgspec.json import Decoder
+
+from ..events import SCHEMA_VERSION, Event, RunStarted, WaitingDiagnosed
 
 LONGEST_LINE = 1 << 22
 """Bytes of a line at most; a step of 10,000 ranks has half of that. A longer one is damaged."""
@@ -17,6 +19,41 @@ Line = bytes | None
 """Without its end; None for one that is longer than ``LONGEST_LINE``."""
 
 _MOST_FOREIGN = 1000  # lines without a single event, after which a file is held for another's
+
+
+_BY_CAUSE = ("causes", "ranks", "lost_share", "evidence", "remedy")
+"""Tuples of ``WaitingDiagnosed``, with an entry for each cause instead of each rank."""
+
+_NOT_BY_RANK = {*_BY_CAUSE, "versions"}
+"""Tuples with other entries than one for each rank; ``ranks`` is one of ``LossNotFinite`` too."""
+
+
+class _Named(Struct):
+    """What every line has, whatever else is in it."""
+
+    event: str
+
+
+class _Schema(Struct):
+    """The first line of a process."""
+
+    version: int
+
+
+_KINDS: dict[str, Decoder[Any]] = {
+    "Schema": Decoder(_Schema),
+    **{kind.__name__: Decoder(kind) for kind in get_args(Event)},
+}
+_NAMED = Decoder(_Named)
+_BY_RANK = {
+    kind: [
+        field.name
+        for field in fields(kind)
+        if "tuple" in str(field.type) and field.name not in _NOT_BY_RANK
+    ]
+    for kind in get_args(Event)
+}
+"""Fields of each kind with an entry for each rank, or None in place of them all."""
 
 
 class _NewerSchemaError(ValueError):
@@ -129,29 +166,24 @@ class EventLines:
         return False
 
     def _event(self, line: Line) -> Event | None:
-        record = _record(line)
-        if record["event"] == "Schema":
-            self._check_schema(record.get("version"))
-            self._world_size = None  # a process opened the file, maybe of another cluster
-            return None
-        event = from_record(record)
+        event = _decoded(line)
         if event is None:
             self.left_out.num_unknown += 1
             return None
-        if isinstance(event, RunStarted):
-            _check_start(event)
-        known = None if isinstance(event, RunStarted) else self._world_size
-        size = world_size_of(event) if known is None else known
-        if size is not None:
-            check_ranks(event, size)
+        if isinstance(event, _Schema):
+            self._check_schema(event.version)
+            self._world_size = None  # a process opened the file, maybe of another cluster
+            return None
+        if type(event) is WaitingDiagnosed and not _is_even(event):
+            raise ValueError("`WaitingDiagnosed` must have as many entries for each cause")
+        known = event.world_size if isinstance(event, RunStarted) else self._world_size
+        size = _checked_ranks(event, known)
         if self._check is not None:
             self._check(event)
         self._world_size = size
         return event
 
-    def _check_schema(self, version: Any) -> None:
-        if type(version) is not int:
-            raise ValueError(f"a schema of version {version!r}")
+    def _check_schema(self, version: int) -> None:
         if version > SCHEMA_VERSION:
             raise _NewerSchemaError(
                 f"{self._name}, line {self.num_lines}: schema {version}, this evenstep reads up "
@@ -159,21 +191,59 @@ class EventLines:
             )
 
 
-def _record(line: Line) -> dict[str, Any]:
+def _decoded(line: Line) -> Event | _Schema | None:
+    """Return what a line says; None for an unknown name.
+
+    Fields that this version does not know are passed over, as a newer one may have added them.
+    Those that it has a default for may be missing.
+
+    Raises:
+        ValueError: it is no event, or a field is missing or cannot be what it says.
+    """
     if line is None:
         raise ValueError(f"longer than {LONGEST_LINE >> 20} MiB")
     try:
-        record = json.loads(line.decode("utf-8-sig"))
+        text = line.removeprefix(BOM_UTF8).decode()
+        name = _NAMED.decode(text).event
     except UnicodeDecodeError:
         raise ValueError("no text in UTF-8") from None
-    except (ValueError, RecursionError):  # with numbers of thousands of digits, or nested deeply
+    except ValidationError:
+        raise ValueError("no event, an object with its name") from None
+    except (DecodeError, RecursionError):  # the latter of what is nested deeply
         raise ValueError("no JSON") from None
-    if not (isinstance(record, dict) and isinstance(record.get("event"), str)):
-        raise ValueError("no event, an object with its name")
-    return record
+    if name not in _KINDS:
+        return None
+    try:
+        return _KINDS[name].decode(text)  # type: ignore[no-any-return]
+    except ValidationError as error:
+        raise ValueError(f"`{name}(...)`: {error}") from None
 
 
-def _check_start(event: RunStarted) -> None:
-    if event.world_size < 1 or event.global_batch_size < 1:
-        got = f"{event.world_size} and {event.global_batch_size}"
-        raise ValueError(f"`RunStarted` must have ranks and samples, got {got}")
+def _is_even(event: WaitingDiagnosed) -> bool:
+    return len({len(getattr(event, field)) for field in _BY_CAUSE}) == 1
+
+
+def _checked_ranks(event: Event, world_size: int | None) -> int | None:
+    """Return of how many ranks ``event`` speaks: as many as known before, if that is not None.
+
+    Raises:
+        ValueError: it cannot be an event of so many ranks, at least one.
+    """
+    name = type(event).__name__
+    for field in _BY_RANK[type(event)]:
+        values = getattr(event, field)
+        if values is None:
+            continue
+        if world_size is None:
+            world_size = len(values)
+        if len(values) != world_size or not values:
+            must = f"`{name}({field}=...)` must speak of {world_size or 'some'} ranks"
+            raise ValueError(f"{must}, got {len(values)}")
+    if world_size is None:
+        return None
+    rank = getattr(event, "rank", None)
+    least = -1 if isinstance(event, WaitingDiagnosed) else 0
+    for each in getattr(event, "ranks", ()) if rank is None else (rank,):
+        if not least <= each < world_size:
+            raise ValueError(f"`{name}(rank=...)` must name ranks below {world_size}, got {each}")
+    return world_size

@@ -1,12 +1,11 @@
 """Balanced training for TensorFlow and Keras; needs the extra ``tensorflow``."""
 
 try:
-    import msgspec as _msgspec  # noqa: F401  # what ranks tell each other is made with it
     import tensorflow as _tensorflow
 except ModuleNotFoundError as error:
     from .._install import install_line
 
-    message = f"`evenstep.tensorflow` needs TensorFlow and msgspec: `{install_line('tensorflow')}`."
+    message = f"`evenstep.tensorflow` needs TensorFlow: `{install_line('tensorflow')}`."
     raise ImportError(message) from error
 
 from .._planner import Bounds

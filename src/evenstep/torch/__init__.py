@@ -3,12 +3,11 @@
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 try:
-    import msgspec as _msgspec  # noqa: F401  # what ranks tell each other is made with it
     import torch as _torch
 except ModuleNotFoundError as error:
     from .._install import install_line
 
-    message = f"`evenstep.torch` needs PyTorch and msgspec: `{install_line('torch')}`."
+    message = f"`evenstep.torch` needs PyTorch: `{install_line('torch')}`."
     raise ImportError(message) from error
 
 from .._planner import Bounds as Bounds
