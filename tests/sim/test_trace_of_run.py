@@ -190,7 +190,7 @@ def test_other_files_are_refused(tmp_path):
         sim.read_trace(tmp_path)
     file = tmp_path / "table.jsonl"
     file.write_text('{"step": ' + "1" * 5000 + "}\n")
-    with pytest.raises(ValueError, match="no JSON"):
+    with pytest.raises(ValueError, match="no event, an object"):
         sim.read_trace(file)
 
 
