@@ -5,6 +5,7 @@ Started by torchrun: ``python -m evenstep.demo._worker DIR``.
 
 from __future__ import annotations
 
+import gc
 import json
 import sys
 import sysconfig
@@ -132,15 +133,24 @@ def main(run_dir: Path) -> None:
     """Train as ``run_dir/job.json`` says, and leave ``outcome.json`` there."""
     job = DemoJob(**json.loads((run_dir / "job.json").read_text()))
     dist.init_process_group("gloo")
+    try:
+        outcome = _trained(job, run_dir)
+        if dist.get_rank() == 0:
+            (run_dir / "outcome.json").write_text(json.dumps(asdict(outcome)))
+    finally:
+        dist.destroy_process_group()
+        # Modules with hooks are garbage in cycles, and DDP keeps the group's threads alive. One of
+        # them that lets go of a tensor while Python shuts down aborts the process (torch 2.13).
+        gc.collect()
+
+
+def _trained(job: DemoJob, run_dir: Path) -> DemoOutcome:
     torch.manual_seed(0)
     gpt, text = GPT(), standard_library()
     per_sample_s = job.seconds_per_sample or _seconds_per_sample(gpt, job)
     num_steps = job.num_steps or _num_steps(job, per_sample_s)
     gpt.seconds_per_sample = per_sample_s / job.speeds[dist.get_rank()]
-    outcome = DemoOutcome(num_steps, per_sample_s, *train(gpt, text, job, num_steps, run_dir))
-    if dist.get_rank() == 0:
-        (run_dir / "outcome.json").write_text(json.dumps(asdict(outcome)))
-    dist.destroy_process_group()
+    return DemoOutcome(num_steps, per_sample_s, *train(gpt, text, job, num_steps, run_dir))
 
 
 def train(
