@@ -10,15 +10,19 @@ from .exceptions import EvenstepWarning
 _INSIDE = frozenset({"evenstep", "torch", "contextlib", "weakref"})  # packages of no script
 
 
-def warn(text: str) -> None:
+def warn(text: str, kind: type[Warning] = EvenstepWarning) -> None:
     """Warn at the innermost line that is neither evenstep's nor torch's, or at the outermost.
 
     The backward of a GPU runs on a thread of torch's, which has no line of the script.
+
+    Args:
+        text: what is said.
+        kind: ``UserWarning`` where torch would say the same.
     """
     level, frame = 1, sys._getframe()
     while frame.f_back is not None and _is_inside(frame.f_globals):
         level, frame = level + 1, frame.f_back
-    warnings.warn(text, EvenstepWarning, stacklevel=level)
+    warnings.warn(text, kind, stacklevel=level)
 
 
 class OneWarning:

@@ -186,7 +186,8 @@ def pinning(
     device = torch.accelerator.current_accelerator() if is_there else None
     if device is None:
         if warns:
-            warn("`DataLoader(pin_memory=True)` has no effect: there is no accelerator.")
+            text = "`DataLoader(pin_memory=True)` has no effect: there is no accelerator."
+            warn(text, UserWarning)
         return collate
     index = torch.accelerator.current_device_index()
 
