@@ -71,6 +71,9 @@ class SubmoduleCalls:
         called, leave = self._inert(self._called), self._inert(self._leave)
         self._handles = [part.register_forward_hook(called) for part in _parts(self._ddp.module)]
         self._handles.append(self._ddp.register_forward_hook(leave, with_kwargs=True))
+        # Ahead of the parts: where the model is compiled, all hooks go before those are traced.
+        first = self._inert(lambda module, inputs: None)
+        self._handles.append(self._ddp.register_forward_pre_hook(first))
 
     def end(self) -> None:
         """Take them off."""
