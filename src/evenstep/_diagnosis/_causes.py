@@ -1,4 +1,4 @@
-"""Who the others wait for, and why: causes, and the event that tells of them."""
+"""Why ranks wait for others: the causes, and the event that reports them."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class Diagnosis:
 
 
 def diagnosed(found: Diagnosis) -> WaitingDiagnosed:
-    """Return the event that tells of ``found``."""
+    """Return the event that reports ``found``."""
     causes = found.found
     return WaitingDiagnosed(
         step=found.step,

@@ -1,4 +1,4 @@
-"""What rank 0 has decided and told after each step, what all have done, and the stop."""
+"""What rank 0 has decided after each step, which steps all ranks have done, and the stop."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _BOOKS_S = 0.005
 class Stop:
     """What a rank knows of a stop: it travels with the messages of the steps.
 
-    A rank that wants one tells rank 0, which has all of them know with its next answer.
+    A rank that wants one asks rank 0, whose next answer says so to all.
 
     Attributes:
         told: whether this very process was told to end.
