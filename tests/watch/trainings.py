@@ -46,10 +46,10 @@ def data():
 
 
 def say(losses):
-    """In one write: lines of several ranks would mix."""
+    """In one write, and on a line of its own: another rank may be in the middle of one."""
     rank = dist.get_rank() if dist.is_initialized() else 0
     text = " ".join(float(loss).hex() for loss in losses)
-    os.write(1, f"LOSSES {rank} {text}\n".encode())
+    os.write(1, f"\nLOSSES {rank} {text}\n".encode())
 
 
 def batches(loader):
