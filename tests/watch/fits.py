@@ -105,7 +105,8 @@ def fit(name, *watches, slow="compute"):
         key for key, value in vars(model).items() if hasattr(value, "_woven_around")
     }
     weights = b"".join(weight.tobytes() for weight in model.get_weights()).hex()
-    os.write(1, f"\nLOSSES {name} {RANK} {' '.join(losses.all)} {weights} {sorted(left)}\n".encode())
+    said = f"LOSSES {name} {RANK} {' '.join(losses.all)} {weights} {sorted(left)}"
+    os.write(1, f"\n{said}\n".encode())
 
 
 fit("plain")
