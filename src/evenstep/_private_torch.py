@@ -212,6 +212,53 @@ def is_whole(layer: Any) -> bool:
     return any(group.is_unsharded for group in fsdp_groups(layer))
 
 
+# From where FSDP2 calls collectives, and by what names, in all versions. On a CPU the call
+# waits, or copying out if it returns `Work`. On a device streams wait: for a gather where
+# it is copied out, for a reduction in two methods of a group. [test_fsdp.py]
+FSDP2_COLLECTIVES = "torch.distributed.fsdp._fully_shard._fsdp_collectives"
+FSDP2_CALLS = (
+    "all_gather_single",
+    "all_gather_into_tensor",
+    "reduce_scatter_single",
+    "reduce_scatter_tensor",
+    "all_reduce",
+)
+FSDP2_COPY_OUT = "foreach_all_gather_copy_out"
+FSDP2_REDUCED = "_wait_for_post_backward"
+FSDP2_POST_BACKWARD = "post_backward"
+
+
+def wait_for_gather(result: Any, device: torch.device) -> None:
+    """Wait for a layer's parameters, as FSDP2 is about to. [test_fsdp.py]"""
+    if device.type != "cpu" and result.all_gather_event is not None:
+        torch.accelerator.current_stream(device).wait_event(result.all_gather_event)
+    if isinstance(result.all_gather_work, dist.Work):
+        result.all_gather_work.wait()
+
+
+def wait_for_reduction(group: Any) -> None:
+    """Have the stream wait for the reduction whose memory FSDP2 takes back next. [test_fsdp.py]
+
+    Up to some version there was one at a time.
+    """
+    shared = group.comm_ctx
+    if hasattr(shared, "reduce_scatter_states"):
+        states = shared.reduce_scatter_states
+        is_full = len(states) >= getattr(shared, "reduce_scatter_max_input_buffers", 1)
+        oldest = states[0] if is_full else None
+    else:
+        oldest = shared.reduce_scatter_state
+    if oldest is not None and oldest.event is not None:
+        group.device_handle.current_stream().wait_event(oldest.event)
+
+
+def has_own_collectives(layer: Any) -> bool:
+    """Tell whether a script gave an FSDP2 layer other collectives than torch's. [test_fsdp.py]"""
+    names = ("_all_gather_comm", "_reduce_scatter_comm")
+    comms = [getattr(group, name, None) for group in fsdp_groups(layer) for name in names]
+    return any(one is not None and not type(one).__module__.startswith("torch.") for one in comms)
+
+
 def mark_dynamic(tensor: torch.Tensor) -> None:
     """Have no graph of its own compiled for the tensor's number of rows. [test_compiled.py]"""
     torch._dynamo.maybe_mark_dynamic(tensor, 0)

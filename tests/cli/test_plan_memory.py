@@ -68,8 +68,8 @@ def test_what_is_left_is_counted_in_samples():
     [
         ("24,24,24", "DDP fits on every worker: nothing needs to be sharded."),
         ("24,24,20", "DDP with `gradient_as_bucket_view=True` fits on every worker."),
-        ("24,24,16", "FSDP2 fits on every worker, balanced in `loader.steps()`."),
-        ("24,24,12", "in loops over whole batches, one forward each. Nothing is measured there"),
+        ("24,24,16", "FSDP2 fits on every worker, in `loader.steps()` too."),
+        ("24,24,12", "in loops over whole batches, one forward each."),
         ("24,24,5", "does not fit on worker 2 in any way."),
     ],
 )

@@ -13,7 +13,7 @@ from evenstep.torch import Balancer
 from evenstep.torch._step._clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._marks import Recorder
-from evenstep.torch._step._meter import BlindMeter, LeadMeter, StepMeter
+from evenstep.torch._step._meter import BlindMeter, StepMeter
 from evenstep.torch._step._reporter import Reporter, StepUnderWay
 
 
@@ -77,40 +77,7 @@ def test_the_last_gradient_ends_a_backward_that_waited_inside(watch):
     assert taken(meter).seconds() == pytest.approx(2.0)
 
 
-def test_the_lead_stands_for_the_whole(watch):
-    """Five samples in 2 s make 3.2 s of eight; the last backward, with its waits, says nothing."""
-    meter = Recorder(LeadMeter(HostClock(watch)))
-    meter.begin()
-    watch.pass_by(2.0)
-    meter.end()
-    meter.waited()
-    meter.begin_last(done=5, size=8)
-    watch.pass_by(50.0)
-    begin = meter.clock.mark()
-    watch.pass_by(50.0)
-    meter.exclude(begin, meter.clock.mark())
-    meter.end()
-    meter.waited()
-
-    assert taken(meter).seconds() == pytest.approx(3.2)
-
-
-def test_a_wait_within_the_lead_is_left_out_of_it(watch):
-    """As that for the others' counts of tokens is, before it is scaled."""
-    meter = Recorder(LeadMeter(HostClock(watch)))
-    meter.begin()
-    watch.pass_by(1.0)
-    begin = meter.clock.mark()
-    watch.pass_by(7.0)
-    meter.exclude(begin, meter.clock.mark())
-    meter.begin_last(done=4, size=8)
-    meter.end()
-
-    assert taken(meter).seconds() == pytest.approx(2.0)
-
-
-@pytest.mark.parametrize("kind", [StepMeter, LeadMeter])
-def test_a_claim_waits_for_the_device(kind):
+def test_a_claim_waits_for_the_device():
     """One that runs behind would claim all there is for work that it has not begun."""
     watch, waits = Watch(), []
 
@@ -123,7 +90,7 @@ def test_a_claim_waits_for_the_device(kind):
         def wait(self, mark):
             waits.append(mark)
 
-    meter = Recorder(kind(Device()))
+    meter = Recorder(StepMeter(Device()))
     meter.begin()
     watch.pass_by(1.0)
     meter.end()
@@ -135,25 +102,8 @@ def test_a_claim_waits_for_the_device(kind):
     assert waits == [2.0]
 
 
-def test_a_single_micro_batch_has_no_time(watch):
-    """Nor has a step without a backward, nor one after a step that had both."""
-    meter = Recorder(LeadMeter(HostClock(watch)))
-    meter.begin()
-    meter.begin_last(done=4, size=8)
-    without_backward = taken(meter)
-    meter.end()
-    both = taken(meter)
-    meter.begin()
-    meter.begin_last(done=0, size=8)
-    meter.end()
-
-    assert without_backward is None
-    assert both is not None
-    assert taken(meter) is None
-
-
 def test_what_cannot_be_told_apart_has_no_time(watch):
-    """A plain loop with FSDP2: rather nothing than a time that is mostly waiting."""
+    """FSDP2 with collectives of the script: rather nothing than a time that is mostly waiting."""
     meter = Recorder(BlindMeter(HostClock(watch)))
     meter.begin()
     watch.pass_by(1.0)

@@ -1,6 +1,5 @@
 """Micro-batches of one size: every forward has it, only their number differs between ranks."""
 
-import numpy as np
 import pytest
 
 from evenstep._planner import Bounds, Job, Planner, Report
@@ -78,18 +77,6 @@ def test_a_peak_belongs_to_the_forward_that_had_it():
     sizes, _, _ = held._caps.peaks
 
     assert sizes[0].max() == 8
-
-
-def test_two_micro_batches_where_the_last_is_not_measured():
-    """Whole granules as long as there are two, and caps that ask for more are kept."""
-    plain = planner(Bounds(), min_forwards=2).plan
-    capped = planner(Bounds(max=(5, 32)), min_forwards=2).plan
-    granules = planner(Bounds(granularity=8, min=8), min_forwards=1).plan
-
-    assert [len(plain.forwards(r, n)) for r, n in enumerate(plain.batch_size)] == [2, 2]
-    assert capped.forwards(0, 24) == (5, 5, 5, 5, 4)
-    assert granules.max_forward is None
-    assert np.all(planner(Bounds(), min_forwards=2)._caps.cluster.min_batch_size == 2)
 
 
 @pytest.fixture(scope="module")

@@ -19,7 +19,6 @@ from .sharded import (
     interrupted,
     lost,
     mistakes,
-    plain_loops,
     sharded,
     stock,
     tensor_parallel,
@@ -34,39 +33,40 @@ def clocks():
     return run_workers(2, clock)
 
 
-def test_the_clock_reads_computing_alone(clocks):
-    """A rank that takes 20 ms, and waits for one at 200 ms in each step, reads 20 and not 200."""
-    fast, slow = clocks[0]["given"]["compute_s"]
+@pytest.mark.parametrize("loop", ["plain", "steps"])
+def test_the_clock_reads_computing_alone(clocks, loop):
+    """A rank that takes 20 ms, and waits for one at 200 ms in each layer, reads 20 and not 200."""
+    fast, slow = clocks[0][loop, "given"]["compute_s"]
 
     # A tenth less than that at least: the first layer has no backward for its input.
     assert 0.9 * 20 * PER_SAMPLE_S[0] <= fast < 4 * 20 * PER_SAMPLE_S[0]
     assert 0.9 * 20 * PER_SAMPLE_S[1] <= slow < 1.3 * 20 * PER_SAMPLE_S[1]
 
 
-def test_every_local_batch_is_cut_in_two(clocks):
-    """No more, so that the forwards stay large; the last one is not measured."""
-    assert all(found["given"]["counts"] == [2] * 6 for found in clocks)
-
-
-def test_the_times_are_right_enough_to_balance_by(clocks):
+@pytest.mark.parametrize("loop", ["plain", "steps"])
+def test_the_times_are_right_enough_to_balance_by(clocks, loop):
     """Speeds of 10 : 1 make sizes of about 36 : 4; what is read as waiting keeps them equal."""
-    fast, slow = clocks[0]["auto"]["sizes"]
+    fast, slow = clocks[0][loop, "auto"]["sizes"]
 
     assert fast + slow == 40
     assert 30 <= fast <= 38
+    assert clocks[0][loop, "auto"]["warned"] == []
 
 
-def test_a_plain_loop_measures_nothing_and_says_so():
-    """Rather than balance by times that are mostly waiting; sizes that were given stay exact."""
-    (warned, sizes, measured), (silent, given, _) = run_workers(2, plain_loops)[0]
+def test_a_rank_takes_no_more_forwards_than_it_needs(clocks):
+    """None is there for the clock alone: one forward in a loop over steps, too."""
+    assert all(set(found["steps", "auto"]["counts"]) == {1} for found in clocks)
 
-    assert len(warned) == 1
-    assert "nothing is measured" in warned[0]
-    assert "`loader.steps()`" in warned[0]
-    assert sizes == {(20, 20)}
-    assert measured == 0
-    assert silent == []
-    assert given == {(30, 10)}
+
+def test_waits_in_collectives_of_the_script_are_not_seen_and_that_is_said(clocks):
+    """Rather than balance by times that are mostly waiting."""
+    found = clocks[0]["own", "auto"]
+
+    assert len(found["warned"]) == 1
+    assert "nothing is measured" in found["warned"][0]
+    assert "`set_custom_all_gather`" in found["warned"][0]
+    assert found["sizes"] == (20, 20)
+    assert found["compute_s"] is None
 
 
 @pytest.fixture(scope="module")

@@ -35,7 +35,7 @@ class Weights:
     def found_limit(self, limit):
         self.limits.append(limit)
 
-    def ran_out_of_memory(self, limit, *, size, again):
+    def ran_out_of_memory(self, limit, *, again):
         self.limits.append(limit)
         self.again += again
 

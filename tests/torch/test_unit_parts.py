@@ -4,7 +4,6 @@ import math
 from collections import UserDict
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader
@@ -22,7 +21,7 @@ from evenstep.torch._step._clock import HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._conductor import StepConductor
 from evenstep.torch._step._marks import Recorder
-from evenstep.torch._step._meter import LeadMeter, StepMeter
+from evenstep.torch._step._meter import StepMeter
 from evenstep.torch._step._tickets import Match
 from evenstep.torch._step._uses import ForwardUse
 
@@ -100,28 +99,6 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
     assert exchange.reports[0].compute_s == pytest.approx(1.0)
 
 
-@pytest.mark.parametrize(("sizes", "times"), [(None, 2.0), ((10, 30), 4.0)], ids=["none", "known"])
-def test_a_lead_stands_for_forwards_of_other_sizes(sizes, times):
-    """Where the last forward cannot be timed: two samples of length 10 came before two of 30."""
-    clock = Clock()
-    exchange, conductor = Idle(clock), StepConductor()
-    recorder = Recorder(LeadMeter(HostClock(clock)))
-    conductor.open(exchange, recorder, CompileWatch(), world_size=2, cuts=True)
-    conductor.begin_step(StepStart(0, 4, 8, data_s=0.0))
-    for number in range(2):
-        own = None if sizes is None else np.full(2, sizes[number])
-        part = MicroBatch(None, 2, sizes=own)
-        conductor.begin_forward(0, part, is_last=number == 1)
-        use = conductor.begin_use(0, [], reduces=number == 1)
-        clock.now_s += 1.0
-        conductor.end_use()
-        conductor.backward_begins()
-        conductor.backward_done([use])
-    conductor.end_epoch()
-
-    assert exchange.reports[0].compute_s == pytest.approx(times)
-
-
 def train_alone(case, **settings):
     """Return each step's gradient in this process alone."""
     torch.manual_seed(0)
@@ -167,7 +144,7 @@ class Forwards:
     def begin_forward(self, step, part, *, is_last):
         self.units.append(part.units)
 
-    def ran_out_of_memory(self, limit, *, size, again):
+    def ran_out_of_memory(self, limit, *, again):
         self.units.clear()  # it was in the forward of the first part
 
     def loss(self, batch):

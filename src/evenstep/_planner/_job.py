@@ -66,7 +66,6 @@ class Bounds:
         *,
         smallest: int,
         caps: IntArray | None = None,
-        min_forwards: int = 1,
     ) -> Cluster:
         """Return the cluster within these bounds.
 
@@ -75,7 +74,6 @@ class Bounds:
             global_batch_size: samples per optimizer step.
             smallest: what ``min="auto"`` stands for here.
             caps: most samples each worker may be given, ``(world_size,)``; None is no cap.
-            min_forwards: fewest forwards that every worker takes in a step.
 
         Raises:
             ValueError: the bounds leave no way to split the global batch.
@@ -88,7 +86,7 @@ class Bounds:
                 f"Change one of the two, the global batch to "
                 f"{-(-global_batch_size // self.forward_size) * self.forward_size}, say.",
             )
-        least = self._least(world_size, smallest, min_forwards)
+        least = self._least(world_size, smallest)
         granule = _each("granularity", self.granularity, world_size)
         self._check_room(global_batch_size, least, granule, caps)
         return Cluster(
@@ -105,22 +103,9 @@ class Bounds:
         assert isinstance(self.granularity, int)
         return self.granularity
 
-    def _least(self, world_size: int, smallest: int, min_forwards: int) -> IntArray:
-        """Return the smallest sizes, with room for as many forwards of a granule each."""
-        granule = _each("granularity", self.granularity, world_size)
-        room = granule * min_forwards if min_forwards > 1 else np.zeros_like(granule)
-        if self.min == "auto":
-            return np.maximum(smallest, room)
-        least = _each("min", self.min, world_size)
-        if (least < room).any():
-            raise invalid(
-                "Bounds(min=...)",
-                f"leave room for {min_forwards} micro-batches of {self.granularity} on every rank",
-                self.min,
-                "With FSDP2 a rank's time is taken from the micro-batches before its last: leave "
-                "`min` at 'auto'.",
-            )
-        return least
+    def _least(self, world_size: int, smallest: int) -> IntArray:
+        """Return the smallest sizes."""
+        return _each("min", smallest if self.min == "auto" else self.min, world_size)
 
     def _check_room(
         self, total: int, least: IntArray, granule: IntArray, caps: IntArray | None
@@ -239,7 +224,6 @@ class Job:
         tail_smallest: smallest local batch in the short last step, 0 where none is needed.
         cuts: whether the loop takes micro-batches, so that caps limit one forward and not the
             whole local batch.
-        min_forwards: fewest micro-batches of a rank in a step of such a loop.
         most: largest local batches, one each, in place of ``bounds.max``; 0 is no samples at all.
     """
 
@@ -250,7 +234,6 @@ class Job:
     smallest: int = 1
     tail_smallest: int = 0
     cuts: bool = False
-    min_forwards: int = 1
     most: tuple[int, ...] | None = None
 
     def caps(self) -> IntArray | None:
@@ -270,7 +253,6 @@ class Job:
             self.global_batch_size,
             smallest=self.smallest,
             caps=None if self.cuts else caps,
-            min_forwards=self.min_forwards,
         )
         if self._by_count and caps is not None and (caps < self.bounds.forward_size).any():
             raise invalid(
@@ -281,22 +263,15 @@ class Job:
             )
         return cluster
 
-    def max_forward(self, batch_size: IntArray, caps: IntArray | None) -> IntArray | None:
+    def max_forward(self, caps: IntArray | None) -> IntArray | None:
         """Return the most samples that each worker puts through one forward; None is all it has.
 
         Args:
-            batch_size: the local batches, ``(world_size,)``.
             caps: most samples that fit at once, ``(world_size,)``; None is no cap.
         """
         if not self.cuts:
             return None
-        if self._by_count:
-            return np.full(self.world_size, self.bounds.forward_size)
-        if self.min_forwards == 1:
-            return caps
-        granule = np.asarray(self.bounds.granularity, dtype=np.int64)
-        share: IntArray = -(-np.maximum(batch_size, 1) // (granule * self.min_forwards)) * granule
-        return share if caps is None else np.minimum(share, caps)
+        return np.full(self.world_size, self.bounds.forward_size) if self._by_count else caps
 
     @property
     def tail_granularity(self) -> int:

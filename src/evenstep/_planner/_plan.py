@@ -130,7 +130,7 @@ def make_plan(
             smallest=job.tail_smallest,
             granularity=job.tail_granularity,
         )
-    max_forward = job.max_forward(batch_size, caps)
+    max_forward = job.max_forward(caps)
     return Plan(
         epoch=epoch,
         first_step=first_step,

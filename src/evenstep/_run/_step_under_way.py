@@ -30,7 +30,6 @@ class StepUnderWay:
         unit_sum: where the sum over ranks will be found.
         num_forwards: micro-batches handed out, one in plain loops.
         num_backwards: that went through its batches.
-        size_done: size of the micro-batches so far: samples, or what they cost by their lengths.
         largest: size of its largest micro-batch, as ``Report.largest_forward``.
         again: whether memory ran out in it.
         on_last_forward: whether its last micro-batch is handed out.
@@ -58,7 +57,6 @@ class StepUnderWay:
     unit_sum: UnitSum | None = None
     num_forwards: int = 0
     num_backwards: int = 0
-    size_done: int = 0
     largest: int = 0
     again: bool = False
     on_last_forward: bool = False

@@ -39,8 +39,8 @@ class MemoryNeeds:
     Attributes:
         ddp_bytes: plain DDP.
         ddp_view_bytes: DDP with ``gradient_as_bucket_view=True``.
-        fsdp2_steps_bytes: FSDP2 that is balanced.
-        fsdp2_bytes: FSDP2 whose batch sizes stay.
+        fsdp2_steps_bytes: FSDP2 in loops over ``loader.steps()``.
+        fsdp2_bytes: FSDP2 in loops over whole batches.
     """
 
     ddp_bytes: int

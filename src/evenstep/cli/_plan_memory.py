@@ -15,19 +15,16 @@ GIB, MIB = 2**30, 2**20
 WAYS = {
     "ddp_bytes": "DDP",
     "ddp_view_bytes": "DDP, bucket view",
-    "fsdp2_steps_bytes": "FSDP2, balanced",
-    "fsdp2_bytes": "FSDP2, fixed sizes",
+    "fsdp2_steps_bytes": "FSDP2, in steps",
+    "fsdp2_bytes": "FSDP2, plain loop",
 }
 """From the one that is usual to the one that needs least."""
 MORE = "Where a batch is larger than one forward holds, `loader.steps()` makes micro-batches of it."
 REMEDIES = {
     "ddp_bytes": f"DDP fits on every worker: nothing needs to be sharded. {MORE}",
     "ddp_view_bytes": f"DDP with `gradient_as_bucket_view=True` fits on every worker. {MORE}",
-    "fsdp2_steps_bytes": f"FSDP2 fits on every worker, balanced in `loader.steps()`. {MORE}",
-    "fsdp2_bytes": (
-        "FSDP2 fits on every worker in loops over whole batches, one forward each. Nothing is "
-        "measured there: give sizes with `policy=Fixed(...)`."
-    ),
+    "fsdp2_steps_bytes": f"FSDP2 fits on every worker, in `loader.steps()` too. {MORE}",
+    "fsdp2_bytes": "FSDP2 fits on every worker in loops over whole batches, one forward each.",
 }
 """What to do, for the first of the ways that fits on every worker."""
 

@@ -56,7 +56,7 @@ def _problem(
         return "a loop over `loader`", "Loop over `loader.steps()` and its micro-batches."
     if job.bounds.max == "probe":
         return "`Bounds(max='probe')`", "Give `Bounds(max=...)` a number."
-    if job.smallest > job.min_forwards and job.bounds.vary == "size":
+    if job.smallest > 1 and job.bounds.vary == "size":
         which = "a compiled model or local BatchNorm, to which sizes are not free"
         return which, 'Use `Bounds(vary="count")`, with forwards of one shape.'
     if len(np.unique(job.bounds.granularity)) > 1:

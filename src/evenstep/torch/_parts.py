@@ -237,7 +237,7 @@ class Parts:
                 _LOGGER.info("All samples cost the same by `Balancer(cost=...)`: they are counted.")
         return None if self._counts_samples else cost
 
-    def job(self, *, cuts: bool, min_forwards: int = 1) -> Job:
+    def job(self, *, cuts: bool) -> Job:
         """Return what is planned for, with the smallest local batches that the models can take.
 
         Local BatchNorm cannot normalise a single sample, and a single sample costs a compiled
@@ -245,7 +245,6 @@ class Parts:
 
         Args:
             cuts: whether the loop takes micro-batches.
-            min_forwards: fewest forwards of a rank in a step.
 
         Raises:
             ValueError: no split is possible. Here on every rank, rather than later on rank 0.
@@ -263,7 +262,7 @@ class Parts:
                 "Use GroupNorm or SyncBatchNorm, or leave `cost` out.",
             )
         if world_size > 1 and (has_norm or any(model.compiles for model in self.models)):
-            smallest = min(2, self.global_batch_size // world_size) * min_forwards
+            smallest = min(2, self.global_batch_size // world_size)
             tail_smallest = 2 if (has_norm and tail_size) or tail_size >= 2 * world_size else 0
         if world_size > 1 and has_norm:
             _check_full_steps(self.loaders[-1])
@@ -276,7 +275,6 @@ class Parts:
             smallest=smallest,
             tail_smallest=tail_smallest,
             cuts=cuts,
-            min_forwards=min_forwards,
         )
         job.cluster(job.caps())
         return job

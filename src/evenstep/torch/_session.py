@@ -31,7 +31,6 @@ from ._memory_reader import CudaMemory, alloc_retries
 from ._model._models import device_of
 from ._model._wrapping import Wrapping
 from ._parts import Parts
-from ._step._clock import clock_of
 from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
 from ._step._unequal import hint_of_rows, note_sizes
 
@@ -222,7 +221,7 @@ class Session:
         device = device_of(parts.models[0].module)
         world_size, peers = crew.num_workers, crew.side.peers
         wrapping = Wrapping.of(parts.models, parts.bounds, world_size=world_size, cuts=cuts)
-        job = parts.job(cuts=cuts, min_forwards=wrapping.min_forwards)
+        job = parts.job(cuts=cuts)
         parts.watch.on_cuda = device.type == "cuda"
         by_size = world_size > 1 and parts.bounds.vary == "size"
         parts.watch.varies = by_size and not isinstance(parts.policy, Equal | Fixed)
@@ -245,7 +244,7 @@ class Session:
                 alloc_retries=partial(alloc_retries, device),
                 by_cost=parts.loaders[0].costs is not None,
             )
-        recorder = wrapping.recorder(clock_of(device), clues)
+        recorder = wrapping.recorder(device, clues)
         observers = wrapping.observers(self.exchange, recorder)
         if parts.reduction is not None:
             observers.append(parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit))

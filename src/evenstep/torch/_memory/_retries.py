@@ -234,7 +234,7 @@ class Retries:
             again = in_backward and self._touched(fresh=fresh and not losses)
             self._check(error, part, fresh=fresh, again=again, is_last=is_last)
             self._lower(part.size)
-            self._steps.ran_out_of_memory(self.limit or 1, size=part.size, again=again)
+            self._steps.ran_out_of_memory(self.limit or 1, again=again)
             if again:
                 for parameter in self._models.parameters():
                     parameter.grad = None

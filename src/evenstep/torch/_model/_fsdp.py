@@ -3,9 +3,8 @@
 Gathering a layer's parameters and scattering its gradients are collectives in the middle of
 forward and backward, so ranks with unlike numbers of micro-batches would wait for each other for
 ever. They do not if parameters are gathered once, at the start of the step, kept whole until the
-last backward, and gradients are reduced in that one alone: no collective comes in between, which
-also makes the time of all that precedes the last backward this rank's own. The price: full
-parameters and unreduced gradients stay in memory during a step of several micro-batches.
+last backward, and gradients are reduced in that one alone. The price: full parameters and unreduced
+gradients stay in memory during a step of several micro-batches.
 
 Wrong, and refused, where a rank's gradients are not averaged over just the balanced ranks.
 """
@@ -20,7 +19,13 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..._private_torch import fsdp_device, fsdp_groups, is_whole, original_of
+from ..._private_torch import (
+    fsdp_device,
+    fsdp_groups,
+    has_own_collectives,
+    is_whole,
+    original_of,
+)
 from ...exceptions import invalid
 
 _FSDP1 = "FullyShardedDataParallel"
@@ -118,6 +123,11 @@ class Shards:
         self._layers = layers
         self._kept = False
         self._gives_up = False  # after the forward under way
+
+    @property
+    def has_own_collectives(self) -> bool:
+        """Whether a script gave a layer other collectives than torch's."""
+        return any(map(has_own_collectives, self._layers))
 
     def keep(self) -> None:
         """Keep parameters whole from a forward to the last backward, from now on."""

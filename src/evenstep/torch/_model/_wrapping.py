@@ -2,11 +2,9 @@
 
 - Plain and DDP synchronise in the last backward, at its end. A rank's own time goes from the
   hand-out to the end of its own backward.
-- FSDP2 in loops over ``loader.steps()`` gathers before the first forward and reduces all through
-  the last backward. Own time goes from the hand-out of the first micro-batch to that of the last,
-  and is scaled to the local batch; so every rank needs two micro-batches.
-- FSDP2 in plain loops synchronises all through the step, and has no time of its own that could
-  be told from waiting.
+- FSDP2 synchronises in every layer, forward and backward; in loops over ``loader.steps()`` it
+  gathers before the first forward and reduces all through the last backward. Own time is what lies
+  outside of its waits (``ShardWaits``), up to the end of own backward.
 """
 
 from __future__ import annotations
@@ -15,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, final
 
+import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
@@ -26,10 +25,11 @@ from ..._run._clue_reader import ClueReader
 from ..._warning import warn
 from ...exceptions import invalid
 from ...policies import AbstractPolicy, Equal, Fixed
-from .._step._clock import AbstractClock
+from .._step._clock import clock_of
 from .._step._marks import Recorder
-from .._step._meter import BlindMeter, LeadMeter, StepMeter
+from .._step._meter import BlindMeter, StepMeter
 from ._fsdp import Shards
+from ._shard_waits import ShardWaits
 
 if TYPE_CHECKING:
     from ._models import BalancedModel
@@ -79,9 +79,9 @@ class Wrapping:
         return cls(shards, cuts, ddps)
 
     @property
-    def min_forwards(self) -> int:
-        """Fewest micro-batches of a rank in a step, for its time to be known."""
-        return 2 if self.shards and self.cuts else 1
+    def is_blind(self) -> bool:
+        """Whether computing cannot be told from waiting, so that no time is known."""
+        return any(part.has_own_collectives for part in self.shards)
 
     def open(self, policy: AbstractPolicy[Any]) -> None:
         """Get the models ready, and say what cannot be measured.
@@ -92,18 +92,21 @@ class Wrapping:
         if self.cuts:
             for part in self.shards:
                 part.keep()
-        elif self.shards and not isinstance(policy, Equal | Fixed):
+        if self.is_blind and not isinstance(policy, Equal | Fixed):
             warn(
-                "FSDP2 waits for other ranks within every forward and backward, so in "
-                "`for batch in loader` computing cannot be separated from waiting: nothing is "
-                "measured, and the batch sizes stay as they are. Loop over `loader.steps()`, "
-                "where it can, or choose equal sizes: `Balancer(policy='equal')`."
+                "FSDP2 waits for other ranks in collectives of your own, given to "
+                "`set_custom_all_gather` or `set_custom_reduce_scatter`, which cannot be told from "
+                "computing: nothing is measured, and the batch sizes stay as they are. Leave them "
+                "out, or choose equal sizes: `Balancer(policy='equal')`."
             )
 
-    def recorder(self, clock: AbstractClock, clues: ClueReader | None) -> Recorder:
+    def recorder(self, device: torch.device, clues: ClueReader | None) -> Recorder:
         """Return what measures a rank's own time, as far as there is such a thing."""
-        kind = StepMeter if not self.shards else LeadMeter if self.cuts else BlindMeter
-        return Recorder(kind(clock), CollectiveCount() if self.has_others else None, clues)
+        meter = (BlindMeter if self.is_blind else StepMeter)(clock_of(device))
+        recorder = Recorder(meter, CollectiveCount() if self.has_others else None, clues)
+        if self.shards:
+            recorder.handles.append(ShardWaits(recorder, device))
+        return recorder
 
     def observers(self, exchange: Exchange, recorder: Recorder) -> list[StepObserver]:
         """Return what goes along with the steps of models that are wrapped so."""
@@ -155,12 +158,12 @@ class _Meeting(StepObserver):
 
     def first_forward(self) -> None:
         self._exchange.lost_ranks.enter_collective()
-        begin = self._recorder.clock.mark()
         for ddp in self._ddps:
+            begin = self._recorder.mark()
             meet(ddp)
+            self._recorder.exclude(begin, self._recorder.mark())
         for part in self._shards:
             part.gather()
-        self._recorder.exclude(begin, self._recorder.clock.mark())
         self._exchange.lost_ranks.leave_collective()
 
 

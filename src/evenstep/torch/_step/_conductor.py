@@ -212,11 +212,7 @@ class StepConductor:
             self.recorder.begin()
         else:
             self.recorder.end_fetch()
-        size = num_samples if part.sizes is None else part.size
-        if is_last and self._cuts:
-            self.recorder.begin_last(done=opened.size_done, size=opened.size_done + size)
-        opened.size_done += size
-        opened.largest = max(opened.largest, size)
+        opened.largest = max(opened.largest, num_samples if part.sizes is None else part.size)
 
     def claim(
         self, step: int, *, speed: float | None = None, own: bool = False
@@ -244,17 +240,17 @@ class StepConductor:
         self._reporter.limit = limit
         self._reporter.begin_step()  # the peak of what was tried, or failed, is no step's own
 
-    def ran_out_of_memory(self, limit: int, *, size: int, again: bool) -> None:
-        """Take back a forward of this size that did not fit; ``again`` is all of the step."""
+    def ran_out_of_memory(self, limit: int, *, again: bool) -> None:
+        """Take back a forward that did not fit; ``again`` is all of the step."""
         self.found_limit(limit)
         step = self._step
         assert step is not None
         step.again = True
         self._tickets.retire(lambda ticket: ticket.step is step and not ticket.num_backwards)
         if again:
-            step.num_forwards = step.num_backwards = step.size_done = step.largest = 0
+            step.num_forwards = step.num_backwards = step.largest = 0
         else:
-            step.num_forwards, step.size_done = step.num_forwards - 1, step.size_done - size
+            step.num_forwards -= 1
 
     def came_to_end(self) -> None:
         """Hear that a loop came to its end, and no error ended it: no forward may follow."""

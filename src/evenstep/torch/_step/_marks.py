@@ -52,6 +52,7 @@ class Recorder:
         meter, clues: as given.
         thread_id: of the thread that trains; 0 before the first step.
         looks: hear of optimizers.
+        handles: of what notes something here, removed at the close.
         notes: what is not worked out yet.
         note: has a call made once all so far is worked out; a tuple with what it is called with.
     """
@@ -81,7 +82,7 @@ class Recorder:
         self._newest_grad: Any = None
         self._paused: tuple[Any, float] = (None, 0.0)
         self.looks = Looks()
-        self._hooks = _optimizer_hooks(weakref.ref(self))
+        self.handles = _optimizer_hooks(weakref.ref(self))
 
     def next_step(self, number: int) -> None:
         """End the step before, and begin one: it is handed out, or used."""
@@ -105,10 +106,6 @@ class Recorder:
         self._in_fetch, self._newest_grad, self._is_gap = False, None, True
         self._gap = sum(map(call, self._numbers))
         self.note((self.meter.begin, self.mark()))
-
-    def begin_last(self, *, done: int, size: int) -> None:
-        """Note that the last forward's batch is about to be handed out; sizes are in samples."""
-        self.note((self.meter.begin_last, self.mark(), done, size))
 
     def begin_fetch(self, *, in_step: bool) -> None:
         """Note that the loop comes back for another batch, perhaps in the middle of a step."""
@@ -220,9 +217,9 @@ class Recorder:
             return self.meter.timeline.take(least_s=least_s)
 
     def close(self) -> None:
-        """Hear of optimizers no more."""
-        for hook in self._hooks:
-            hook.remove()
+        """Hear of nothing any more."""
+        for handle in self.handles:
+            handle.remove()
 
     def _begin_step(self, number: int, at: Any) -> None:
         self.meter.timeline.begin(number, at=at)
@@ -243,7 +240,7 @@ class Recorder:
         self.meter.timeline.leave(at=at)
 
 
-def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> tuple[Any, Any]:
+def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> list[Any]:
     """Have a recorder hear of the steps of optimizers, as long as it lives.
 
     A step that is compiled runs no hook: in its graph a hook would be a break.
@@ -263,4 +260,4 @@ def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> tuple[Any, Any]:
         if threading.get_ident() == alive.thread_id:
             alive.note((alive.leave_optimizer, alive.clock.mark()))
 
-    return register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)
+    return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]

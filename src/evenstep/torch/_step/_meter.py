@@ -207,15 +207,6 @@ class StepMeter:
         self._wait_after = self._fetch = None
         self.open_gap(at)
 
-    def begin_last(self, at: Any, done: int, size: int) -> None:
-        """Hear that the last forward's batch is about to be handed out.
-
-        Args:
-            at: when.
-            done: size of the forwards before it.
-            size: of all forwards of the step on this rank.
-        """
-
     def pause(self, begin: Any, end: Any) -> None:
         """Leave a wait for input out, between two marks."""
         self.timeline.go(Phase.INPUT, at=begin)
@@ -297,49 +288,6 @@ class StepMeter:
 
 
 @final
-class LeadMeter(StepMeter):
-    r"""Measures what comes before the last micro-batch, and scales it to the local batch.
-
-    For models whose last backward waits for others in many places, as FSDP2's does, and whose
-    other micro-batches wait nowhere: $t = t_{lead} \, n / n_{lead}$, with $t_{lead}$ from the
-    hand-out of the first micro-batch to that of the last, $n_{lead}$ the size of those in between
-    and $n$ of all of the step's: samples, or with ``cost`` what their lengths add up to. Exact for
-    micro-batches of one size, a fixed cost of each included. A step of one micro-batch has no time.
-    """
-
-    def __init__(self, clock: AbstractClock) -> None:
-        super().__init__(clock)
-        self._ran = False
-        self._scale = 1.0
-
-    def begin(self, at: Any) -> None:
-        self.timeline.mixes = False
-        super().begin(at)
-        self._ran = False
-
-    def begin_last(self, at: Any, done: int, size: int) -> None:
-        self.timeline.mixes = True
-        self.timeline.go(Phase.REST, at=at)
-        if done:
-            self._end, self._scale = at, size / done
-
-    def end(self, at: Any) -> None:
-        self._ran = True
-        self.timeline.go(Phase.REDUCTION, at=at)
-
-    def waited(self, at: Any) -> None:
-        self.timeline.go(Phase.REST, at=at)
-
-    def _leave_out(self, begin: Any, end: Any) -> None:
-        if self._end is None:  # later waits lie in what is left out
-            super()._leave_out(begin, end)
-
-    def take(self) -> PendingTime | None:
-        time = super().take() if self._ran else None
-        return None if time is None else time._replace(scale=self._scale)
-
-
-@final
 class BlindMeter(StepMeter):
     """Gives no time: for steps in which computing and waiting cannot be told apart."""
 
@@ -356,14 +304,12 @@ class PendingTime(NamedTuple):
         clock: set the marks.
         begin, end: of the step.
         waits: pairs of marks, the time between which is left out; they may overlap.
-        scale: by which the time is multiplied.
     """
 
     clock: AbstractClock
     begin: Any
     end: Any
     waits: tuple[tuple[Any, Any], ...]
-    scale: float = 1.0
 
     def seconds(self, *, block: bool = False) -> float | None:
         """Return the seconds; None while they are not known, and ``block`` is off."""
@@ -374,8 +320,7 @@ class PendingTime(NamedTuple):
             return None
         if total < 0:
             return total  # a clock that went back: to be refused, not planned by
-        own_s = total - self._waited_s(total)
-        return max(self.scale * own_s, 1e-9)  # a clock may not resolve an empty step
+        return max(total - self._waited_s(total), 1e-9)  # a clock may not resolve an empty step
 
     def _waited_s(self, total: float) -> float:
         """Return the seconds of the step that lie in some wait: what lies in two counts once."""

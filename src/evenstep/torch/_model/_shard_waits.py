@@ -1,0 +1,132 @@
+"""What FSDP2 waits for other ranks, layer by layer: left out of a rank's own time."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from functools import partial, wraps
+from types import ModuleType
+from typing import Any, final
+
+import torch
+
+from ..._private_torch import (
+    FSDP2_CALLS,
+    FSDP2_COLLECTIVES,
+    FSDP2_COPY_OUT,
+    FSDP2_GROUP,
+    FSDP2_POST_BACKWARD,
+    FSDP2_REDUCED,
+    wait_for_gather,
+    wait_for_reduction,
+)
+from .._step._marks import Recorder
+
+
+@final
+class ShardWaits:
+    """Notes each wait of FSDP2 between two marks, until it is removed.
+
+    Ranks meet in every layer, forward and backward. A rank's own time is what lies outside of all
+    its waits; copying into and out of what is sent is its own, and time on the wire is not.
+
+    On a CPU the collective itself is what waits, or ``Work.wait`` where it was begun before. On a
+    device nothing waits but the stream that computes: the wait is asked for a moment before FSDP2
+    asks for it, between two marks on that stream, and FSDP2's own is over at once then.
+
+    FSDP2's own code is changed, in this process, and no other: what a script reduces by itself is
+    not noted here. It is as it was once all are removed.
+
+    Args:
+        recorder: notes the waits.
+        device: where the layers compute.
+    """
+
+    def __init__(self, recorder: Recorder, device: torch.device) -> None:
+        self._recorder, self._device = recorder, device
+        self._is_open = True
+        groups, collectives = sys.modules[FSDP2_GROUP], sys.modules[FSDP2_COLLECTIVES]
+        self._restores = [_put(groups, FSDP2_COPY_OUT, self._copying_out)]
+        if device.type == "cpu":
+            self._restores.append(_put(collectives, "dist", partial(_Noted, noted=self._noted)))
+            return
+        kind = groups.FSDPParamGroup
+        self._restores.append(_put(kind, FSDP2_REDUCED, self._noted))
+        self._restores.append(_put(kind, FSDP2_POST_BACKWARD, self._after_backward))
+
+    def remove(self) -> None:
+        """Note nothing any more."""
+        self._is_open = False
+        while self._restores:
+            self._restores.pop()()
+
+    def _noted(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a function that waits, and has it noted for how long."""
+        mark, note = self._recorder.mark, self._recorder.note
+        exclude = self._recorder.meter.exclude
+
+        @wraps(before)
+        def noted(*args: Any, **kwargs: Any) -> Any:
+            if not self._is_open:
+                return before(*args, **kwargs)
+            begin = mark()
+            try:
+                return before(*args, **kwargs)
+            finally:
+                note((exclude, begin, mark()))
+
+        return noted
+
+    def _copying_out(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        wait, on_cpu = self._noted(wait_for_gather), self._device.type == "cpu"
+
+        @wraps(before)
+        def copied_out(result: Any, *args: Any, **kwargs: Any) -> Any:
+            if not on_cpu or result.all_gather_work is not None:
+                wait(result, self._device)
+            return before(result, *args, **kwargs)
+
+        return copied_out
+
+    def _after_backward(self, before: Callable[..., Any]) -> Callable[..., Any]:
+        wait = self._noted(wait_for_reduction)
+
+        @wraps(before)
+        def post_backward(group: Any, *args: Any) -> Any:
+            if group.reduce_grads:
+                wait(group)
+            return before(group, *args)
+
+        return post_backward
+
+
+class _Noted(ModuleType):
+    """``torch.distributed`` with collectives that are noted; all else is looked up in it."""
+
+    def __init__(self, before: Any, *, noted: Callable[[Any], Any]) -> None:
+        super().__init__(before.__name__)
+        self._before = before
+        for name in FSDP2_CALLS:
+            if (function := getattr(before, name, None)) is not None:
+                setattr(self, name, noted(function))
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._before, name)
+        setattr(self, name, found)  # every layer asks
+        return found
+
+
+def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
+    """Put ``make(before)`` in the place of what an owner has there; return what undoes it.
+
+    Something of another run that was put there since stays, with what it was put around.
+    """
+    before = getattr(owner, name)
+    ours = make(before)
+    setattr(owner, name, ours)
+
+    def restore() -> None:
+        if getattr(owner, name) is ours:
+            setattr(owner, name, before)
+
+    return restore
