@@ -14,7 +14,7 @@ import numpy as np
 import torch
 
 import evenstep
-from evenstep.torch._step._clock import clock_of
+from evenstep._torch_clock import clock_of
 
 CPU = torch.device("cpu")
 

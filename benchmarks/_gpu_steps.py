@@ -24,9 +24,9 @@ from benchmarks._gpu_models import Workload, beside_a_cpu, gpt, gpt_of
 from benchmarks._gpu_ranks import QUIET, Place, loader_of, moved, run_at, spread_over
 from benchmarks.compiled import Wandering
 from evenstep import Cluster, Decision, StepTimings
+from evenstep._torch_clock import clock_of
 from evenstep.policies import AbstractPolicy
 from evenstep.torch import Balancer, Bounds
-from evenstep.torch._step._clock import clock_of
 
 WARM_UP = 5  # steps that are not looked at
 EXACT = 1e-9  # as in the tests

@@ -27,7 +27,8 @@ import numpy as np
 from benchmarks._common import progress
 from benchmarks._record import GAP_S, Recording, hog, started, write
 from evenstep import Cluster
-from evenstep._run import Cgroups, ProcessReader
+from evenstep._host import Cgroups
+from evenstep._run import ProcessReader
 from evenstep.solve._apportion import apportion
 
 PERIOD_US = 10_000  # with the usual 100 ms, a step would feel single periods

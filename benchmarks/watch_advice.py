@@ -26,9 +26,8 @@ import numpy as np
 
 from benchmarks._common import Row, main, progress
 from benchmarks._watch_advice_run import NUM_RANKS, Cell, Trained, train
-from evenstep.advice._counterfactuals import Counterfactuals, foresee
-from evenstep.advice._watched_steps import WatchedSteps
 from evenstep.testing import run_workers
+from evenstep.watch._counterfactuals import Counterfactuals, WatchedSteps, foresee
 
 LEARNT = 30  # steps
 BAR = "predicted within 5 % of measured"

@@ -13,8 +13,8 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
+from evenstep._host import HostReader
 from evenstep._run._clue_reader import ClueReader
-from evenstep._run._host_reader import HostReader
 from evenstep.events import WaitingDiagnosed
 from evenstep.torch import Balancer, Runtime
 

@@ -3,8 +3,8 @@
 import pytest
 
 from evenstep._diagnosis import HostClues, StepClues
+from evenstep._host import GarbageClock, HostReader
 from evenstep._run._clue_reader import ClueReader
-from evenstep._run._host_reader import GarbageClock, HostReader
 
 
 class World:

@@ -6,9 +6,10 @@ import sys
 
 import pytest
 
-from evenstep._run import Cgroups, ProcessReader
+from evenstep._host import Cgroups
+from evenstep._run import ProcessReader
 
-from .linux_root import LinuxRoot
+from ..host.linux_root import LinuxRoot
 
 LIVE = """
 import os

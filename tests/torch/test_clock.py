@@ -9,8 +9,8 @@ from torch.utils.data import DataLoader
 
 from evenstep._diagnosis import Phase
 from evenstep._private_torch import CollectiveCount
+from evenstep._torch_clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch import Balancer
-from evenstep.torch._step._clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._marks import Recorder
 from evenstep.torch._step._meter import BlindMeter, StepMeter

@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from evenstep._nested_tensors import input_size
 from evenstep.exceptions import EvenstepWarning
 from evenstep.torch._step._batch_checks import BlindWatch
-from evenstep.torch._step._containers import input_size
 from evenstep.torch._step._output_looks import OutputWatch, look_at
 from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
 

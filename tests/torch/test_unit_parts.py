@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
+from evenstep._torch_clock import HostClock
 from evenstep.policies import Fixed
 from evenstep.torch import Balancer, Bounds
 from evenstep.torch._data._protocols import MicroBatch, StepStart
@@ -17,7 +18,6 @@ from evenstep.torch._memory._retries import Retries
 from evenstep.torch._model._models import PreparedModels
 from evenstep.torch._model._units import UnitCounter
 from evenstep.torch._model._weighting import Backward, scale
-from evenstep.torch._step._clock import HostClock
 from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._conductor import StepConductor
 from evenstep.torch._step._marks import Recorder

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from .._run._cgroups import Cgroups, contents, number_of, throttled_s
+from .._host import Cgroups, contents, number_of, throttled_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,6 +1,5 @@
 """What a run is on one rank, whatever the framework: settings, record, exchange, estimates."""
 
-from ._cgroups import Cgroups as Cgroups
 from ._machine_reader import ProcessReader as ProcessReader
 
-__all__ = ["Cgroups", "ProcessReader"]
+__all__ = ["ProcessReader"]

@@ -10,7 +10,7 @@ from typing import Protocol, final
 from .._diagnosis import HostClues, StepClues
 from .._exchange._internal import log_fault
 from .._exchange._message_kinds import CluesReport, HostReport
-from ._host_reader import HostReader
+from .._host import HostReader
 
 _LEAST_S = 2e-4  # of collecting or compiling: less of it waits, and is told with the next
 _EVERY_S = 1.0  # from one look at the process and its machine to the next

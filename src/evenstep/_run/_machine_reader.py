@@ -11,9 +11,9 @@ from typing import Any, NamedTuple, Protocol, final
 
 import psutil  # type: ignore[import-untyped]
 
+from .._host import Cgroups, available_bytes, contents, thread_times_s
 from .._planner import blaming
 from ..policies._by_name import reads_resources
-from ._cgroups import Cgroups, available_bytes, contents, thread_times_s
 
 
 class _Look(NamedTuple):

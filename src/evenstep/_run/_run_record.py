@@ -2,29 +2,17 @@
 
 from __future__ import annotations
 
-import platform
-import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from .. import __version__
 from .._exchange._exchange import Exchange
 from .._planner import AbstractPlanner, Job
-from .._telemetry import Fanout, Outlet, close_all, open_outlets
+from .._telemetry import Fanout, Outlet, close_all, open_outlets, versions_here
 from ..events import Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy
 from ._estimates import Estimates
 from ._runtime import AbstractRuntime
-
-_OF_WEIGHT = ("torch", "tensorflow", "numpy")
-
-
-def versions_here() -> tuple[str, ...]:
-    """Return evenstep, Python and the frameworks that are loaded, such as ``"torch 2.13.0"``."""
-    loaded = [(name, sys.modules.get(name)) for name in _OF_WEIGHT]
-    others = [f"{name} {module.__version__}" for name, module in loaded if module is not None]
-    return f"evenstep {__version__}", f"Python {platform.python_version()}", *others
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from ._event_lines import EventLines as EventLines
 from ._event_lines import Line as Line
 from ._followed_file import FollowedFile as FollowedFile
 from ._jsonl import JsonLines as JsonLines
+from ._jsonl import versions_here as versions_here
 from ._line import ProgressLine as ProgressLine
 from ._news import FaultLog as FaultLog
 from ._outlet import Fanout as Fanout

@@ -5,10 +5,13 @@ from __future__ import annotations
 import errno
 import json
 import os
+import platform
+import sys
 from io import FileIO
 from pathlib import Path
 from typing import Any
 
+from .. import __version__
 from ..events import SCHEMA_VERSION, Event, to_record
 
 try:
@@ -105,3 +108,13 @@ def _drop_cut_line(file: FileIO) -> None:
         end = first
     if end < size:
         file.truncate(end)
+
+
+_OF_WEIGHT = ("torch", "tensorflow", "numpy")
+
+
+def versions_here() -> tuple[str, ...]:
+    """Return evenstep, Python and the frameworks that are loaded, such as ``"torch 2.13.0"``."""
+    loaded = [(name, sys.modules.get(name)) for name in _OF_WEIGHT]
+    others = [f"{name} {module.__version__}" for name, module in loaded if module is not None]
+    return f"evenstep {__version__}", f"Python {platform.python_version()}", *others

@@ -15,9 +15,9 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler
 
+from .._nested_tensors import rebuild
 from ..exceptions import invalid
 from ._data._step import Step
-from ._step._containers import rebuild
 
 Loader = TypeVar("Loader")
 

@@ -63,10 +63,3 @@ class CudaMemory:
     def highest_bytes(self) -> int:
         """Return the most that tensors took up since this object was made, over all resets."""
         return max(self._highest, self.peak_bytes())
-
-
-def alloc_retries(device: torch.device) -> int:
-    """Return how often the device's allocator gave back memory to find some; 0 on a CPU."""
-    if device.type != "cuda":
-        return 0
-    return int(torch.cuda.memory_stats(device).get("num_alloc_retries", 0))

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader
 from .._exchange._mailbox import Mailbox
 from .._planner import Bounds, Cost, Job
 from .._run._clue_reader import ClueReader
+from .._torch_clock import clock_of
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Equal
 from ._checks._script_checks import Checks
@@ -47,7 +48,6 @@ from ._model._self_test import self_test
 from ._model._units import Unit, UnitCounter, counter_of, warned_of_tokens
 from ._model._weighting import Backward
 from ._options import Runtime
-from ._step._clock import clock_of
 from ._step._compile_watch import CompileWatch
 from ._step._conductor import StepConductor
 from ._unequal_links import open_reduction, service_of

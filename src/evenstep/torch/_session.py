@@ -10,12 +10,13 @@ import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
+from .._host import GarbageClock
 from .._planner import AbstractPlanner, CostPlanner, Job, Plan, Planner
 from .._run._estimates import Estimates
-from .._run._host_reader import GarbageClock
 from .._run._machine_reader import machine_reader_of
 from .._run._open_channel import open_channel
 from .._run._run_record import RunRecord, RunSettings, lead
+from .._torch_clock import alloc_retries
 from ..events import Event, Hook
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..policies import Equal, Fixed
@@ -27,7 +28,7 @@ from ._exchange._side_group import PeerGroup
 from ._exchange._sockets import break_off, ports_of_store
 from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
 from ._exchange._stuck import TORCH
-from ._memory_reader import CudaMemory, alloc_retries
+from ._memory_reader import CudaMemory
 from ._model._models import device_of
 from ._model._wrapping import Wrapping
 from ._parts import Parts

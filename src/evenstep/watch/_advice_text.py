@@ -11,8 +11,7 @@ from typing import Final, final
 import numpy as np
 
 from .._diagnosis import Phase
-from ..advice._counterfactuals import Counterfactuals, SpeedUp, foresee
-from ..advice._watched_steps import OWN_S, WatchedSteps
+from ._counterfactuals import OWN_S, Counterfactuals, SpeedUp, WatchedSteps, foresee
 from ._script_patch import ScriptPatch, by_hand, patched
 from ._watched_run import CallSite, WatchedRun
 

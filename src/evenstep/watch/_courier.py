@@ -10,7 +10,7 @@ from contextlib import suppress
 from time import monotonic, thread_time
 from typing import NamedTuple, Protocol, final
 
-from .._run._host_reader import HostReader
+from .._host import HostReader
 from ._advice_text import advice_notes
 from ._leader import WatchLeader
 from ._start_watch import WatchSettings

@@ -22,7 +22,7 @@ from tensorflow.python.distribute import input_lib  # not public: it asks whethe
 from tensorflow.python.eager import context  # not public: it has the service
 
 from .._diagnosis import Phase
-from .._run._host_reader import GarbageClock, HostReader
+from .._host import GarbageClock, HostReader
 from .._valid import check_range
 from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
 from ..tensorflow._training_steps import after, is_woven, weave

@@ -13,8 +13,7 @@ from typing import TextIO, final
 import numpy as np
 
 from .._diagnosis import Cause, Diagnoser, Diagnosis, FoundCause, Phase, accounted, diagnosed
-from .._run._run_record import versions_here
-from .._telemetry._jsonl import JsonLines
+from .._telemetry import JsonLines, versions_here
 from ..events import Event, RunEnded, RunStarted, StepMeasured
 from ._start_watch import SHOWN, SUMMARY, WatchSettings
 from ._step_records import RankHello, RankMerger, RankReport, StepRecord

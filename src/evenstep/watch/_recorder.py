@@ -19,10 +19,9 @@ from torch.optim.optimizer import (
 )
 
 from .._diagnosis import Phase, StepClues
+from .._nested_tensors import input_size, tensors_in
 from .._private_torch import NodeHook, at_end_of_backward, backward_number, original_of
-from ..torch._step._clock import AbstractClock
-from ..torch._step._containers import input_size, tensors_in
-from ..torch._step._meter import Timeline
+from .._torch_clock import AbstractClock, Timeline
 from ._step_records import StepRecord
 
 Noted = tuple[str, Any, Any]

@@ -13,11 +13,9 @@ from typing import Any, Concatenate, ParamSpec, final
 
 import torch
 
+from .._host import GarbageClock, HostReader
 from .._private_torch import dataset_of, indices_of
-from .._run._host_reader import GarbageClock, HostReader
-from ..torch._memory_reader import alloc_retries
-from ..torch._step._clock import clock_of
-from ..torch._step._compile_watch import CompileClock
+from .._torch_clock import CompileClock, alloc_retries, clock_of
 from ._courier import Courier, RankEnds, say_off
 from ._recorder import StepLog, StepRecorder
 from ._step_records import RankHello

@@ -12,12 +12,12 @@ from torch import nn
 from torch.nn.utils.parametrize import ParametrizationList
 from torch.utils.hooks import RemovableHandle
 
+from ..._nested_tensors import tensors_in
 from ..._private_torch import at_end_of_backward, backward_number, hooks_of, version_kept
 from ..._warning import OneWarning
 from .._model._compiled import Untraced
 from .._model._models import BalancedModel
 from .._step._conductor import StepConductor
-from .._step._containers import tensors_in
 
 _HOLDERS = (torch.Tensor, list, tuple, dict)
 _GRAD_FN = attrgetter("grad_fn")

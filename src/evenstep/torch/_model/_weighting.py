@@ -23,13 +23,13 @@ from typing import Any, ClassVar
 import torch
 from torch.nn.parallel import DistributedDataParallel
 
+from ..._nested_tensors import hidden_tensors_in, rebuild, tensors_in
 from ..._private_torch import address_of, at_end_of_backward, backward_number, base_of
 from ...exceptions import invalid
 from .._step._batch_checks import StrangeRows
 from .._step._batch_memory import has_memory
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
-from .._step._containers import hidden_tensors_in, rebuild, tensors_in
 from .._step._output_looks import look_at
 from .._step._tickets import known, not_averaged
 from .._step._uses import ForwardUse

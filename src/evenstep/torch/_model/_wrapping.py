@@ -22,10 +22,10 @@ from ..._exchange._observer import StepObserver
 from ..._planner import Bounds
 from ..._private_torch import CollectiveCount, check_reduced, meet
 from ..._run._clue_reader import ClueReader
+from ..._torch_clock import clock_of
 from ..._warning import warn
 from ...exceptions import invalid
 from ...policies import AbstractPolicy, Equal, Fixed
-from .._step._clock import clock_of
 from .._step._marks import Recorder
 from .._step._meter import BlindMeter, StepMeter
 from ._fsdp import Shards

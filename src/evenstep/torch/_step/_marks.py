@@ -19,9 +19,9 @@ from torch.optim.optimizer import (
 )
 
 from ..._diagnosis import Phase
+from ..._nested_tensors import input_size
 from ..._private_torch import CollectiveCount
 from ..._run._clue_reader import ClueReader
-from ._containers import input_size
 from ._looks import Looks
 from ._meter import StepMeter
 

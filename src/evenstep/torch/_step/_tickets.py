@@ -33,12 +33,12 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
+from ..._nested_tensors import tensors_in
 from ..._run._step_under_way import StepUnderWay
 from ..._types import IntArray
 from ...exceptions import invalid
 from ._batch_checks import LostRows
 from ._batch_memory import BatchMemory, Found, Layouts, Peek, with_memory
-from ._containers import tensors_in
 
 
 def rows_of_several(sizes: Sequence[int]) -> Callable[[], NoReturn]:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep._run import Cgroups
+from evenstep._host import Cgroups
 
 from .linux_root import LinuxRoot
 

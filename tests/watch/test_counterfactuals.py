@@ -5,8 +5,7 @@ import pytest
 
 from evenstep import AffineTime, Cluster, allocate
 from evenstep._diagnosis import Phase
-from evenstep.advice._counterfactuals import foresee
-from evenstep.advice._watched_steps import WatchedSteps
+from evenstep.watch._counterfactuals import WatchedSteps, foresee
 
 NUM_STEPS, NUM_SAMPLES = 105, 16
 UNIT_S = 1e-4  # of a token

@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep._run._host_reader import GarbageClock, HostReader
+from evenstep._host import GarbageClock, HostReader
 
 from .linux_root import LinuxRoot
 
