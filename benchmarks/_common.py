@@ -12,6 +12,8 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+import numpy as np
+
 # One BLAS thread in every process: the workers of a benchmark are the parallelism.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -80,6 +82,13 @@ def printing_elsewhere() -> Iterator[None]:
 def progress(text: str) -> None:
     """Say on standard error what is going on, for whatever takes longer than two seconds."""
     print(f"... {text}", file=sys.stderr, flush=True)
+
+
+def bootstrap_median(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
+    """Return the 2.5 % and 97.5 % limits of the median, from 2000 resamples."""
+    draws = np.random.default_rng(0).choice(values, (2000, len(values)))
+    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
+    return float(low), float(high)
 
 
 def _plain(value: Any) -> Any:

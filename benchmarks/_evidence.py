@@ -25,23 +25,12 @@ from benchmarks._common import progress
 
 ROOT = Path(__file__).parents[1]
 LONG: Mapping[str, tuple[str, ...]] = {
-    "claims": (),
     "mutants": (),
-    "tensorflow": (),
-    "compiled": (),
     "regret": (),
     "papers": (),
-    "matrix": (),
-    "strangers": (),
-    "optimizer_shares": (),
     "parity": (),
-    "ray_train": (),
     "gpu": (),
-    "soak": (),
-    "kills": (),
     "faults": ("--resume", "runs/evidence-of-faults"),
-    "fuzz": (),
-    "_results": ("--quick",),
     "rivals": ("--resume", "evidence/rivals"),
     "arena": ("--jobs", "3", "--resume", "evidence/arena"),
     "first_hour": (),

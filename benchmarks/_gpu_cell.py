@@ -6,18 +6,17 @@ import argparse
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks import _gpu_curves, _gpu_faults, _gpu_ranks, _gpu_steps
+from benchmarks import _gpu_faults, _gpu_ranks, _gpu_steps
 from benchmarks._common import printing_elsewhere
-from benchmarks._gpu_curves import Effort
-from benchmarks._gpu_device import NotRun, device_of
+from benchmarks._gpu_device import Effort, NotRun, device_of, facts
 
 MACHINE = "machine"
 """Not a cell of its own: says what the others were measured on."""
-FULL, QUICK = Effort(False, rounds=3, steps=7), Effort(True, rounds=2, steps=3)
 NO_BAR = "reported"
 
 
@@ -28,30 +27,21 @@ class Cell:
     Attributes:
         ask: answers it: a dict with ``headline``, and ``met`` where it has a bar.
         bar: in words.
-        limit_s: after which it is ended.
     """
 
     ask: Callable[[torch.device, Effort], dict[str, Any]]
     bar: str = NO_BAR
-    limit_s: float = 1800.0
 
 
 CELLS: Mapping[str, Cell] = {
-    "resnet": Cell(_gpu_curves.resnet_curve),
-    "gpt": Cell(_gpu_curves.gpt_curve),
-    "gpt-lengths": Cell(_gpu_curves.gpt_lengths),
-    "overhead-1": Cell(_gpu_ranks.overhead_of_one),
-    "overhead-2": Cell(_gpu_ranks.overhead_of_two),
+    "overhead-1": Cell(partial(_gpu_ranks.overhead, world_size=1)),
+    "overhead-2": Cell(partial(_gpu_ranks.overhead, world_size=2)),
     "unlike-ranks": Cell(_gpu_ranks.unlike_ranks),
     "beside-cpu": Cell(_gpu_ranks.beside),
     "freshness": Cell(_gpu_steps.freshness, "on CUDA, one rank: the host waits nowhere"),
     "exactness": Cell(_gpu_steps.exactness, f"relative error <= {_gpu_steps.EXACT:g}"),
     "out-of-memory": Cell(_gpu_faults.out_of_memory, "runs out, and the parameters stay the same"),
     "hang": Cell(_gpu_faults.hang, "the other rank ends, and names it"),
-    "graph": Cell(_gpu_curves.graph),
-    "compiled": Cell(_gpu_curves.compiled, limit_s=3600.0),
-    "compiled-ranks": Cell(_gpu_steps.compiled_ranks, limit_s=3600.0),
-    "graphed-ranks": Cell(_gpu_steps.graphed_ranks, limit_s=3600.0),
 }
 """Every cell, in the order in which they run."""
 
@@ -65,10 +55,10 @@ def answered(name: str, asked: str, *, quick: bool) -> dict[str, Any]:
         quick: small sizes and few repetitions, as on a CPU always.
     """
     device = device_of(asked)
-    effort = QUICK if quick or device.type == "cpu" else FULL
-    ask = _gpu_curves.machine if name == MACHINE else CELLS[name].ask
+    if name == MACHINE:
+        return facts(device)
     try:
-        return ask(device, effort)
+        return CELLS[name].ask(device, Effort(small=quick or device.type == "cpu"))
     except NotRun as error:
         return {"not_run": str(error)}
 

@@ -1,12 +1,13 @@
-"""A device of this machine: work on it timed by events, its memory, and what it is."""
+"""A device of this machine: which one is meant, and what figures depend on."""
 
 from __future__ import annotations
 
 import os
 import platform
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,15 @@ import numpy as np
 import torch
 
 import evenstep
-from evenstep._torch_clock import clock_of
 
 CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Effort:
+    """How much is run; ``small``: models and sizes too."""
+
+    small: bool
 
 
 class NotRun(Exception):
@@ -47,53 +54,10 @@ def synchronize(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
-def timed(
-    work: Callable[[], object],
-    device: torch.device,
-    num_times: int,
-    after: Callable[[], object] = lambda: None,
-) -> list[float]:
-    """Return the device's seconds of each call of ``work``, of those the CPU's on a CPU.
-
-    Nothing waits for the device before the last call has been launched.
-
-    Args:
-        work: what is timed.
-        device: where it computes.
-        num_times: how often it is called.
-        after: follows each call, and is not timed.
-    """
-    clock = clock_of(device)
-    synchronize(device)
-    marks = []
-    for _ in range(num_times):
-        begin = clock.mark()
-        work()
-        marks.append((begin, clock.mark()))
-        after()
-    synchronize(device)
-    return [clock.seconds(begin, end) or 0.0 for begin, end in marks]
-
-
 def spread(values: Sequence[float]) -> dict[str, float]:
     """Return the median and the quartiles."""
     low, middle, high = np.quantile(values, (0.25, 0.5, 0.75)).tolist()
     return {"median": middle, "q1": low, "q3": high, "num": len(values)}
-
-
-def reset_peak(device: torch.device) -> None:
-    """Start a new peak of memory, where torch counts it."""
-    if device.type != "cpu":
-        with suppress(RuntimeError, NotImplementedError):
-            torch.accelerator.reset_peak_memory_stats(device)
-
-
-def peak_bytes(device: torch.device) -> int:
-    """Return the most that tensors took since; 0 where torch does not count it."""
-    if device.type != "cpu":
-        with suppress(RuntimeError, NotImplementedError):
-            return int(torch.accelerator.max_memory_allocated(device))
-    return 0
 
 
 def has_doubles(device: torch.device) -> bool:
@@ -103,19 +67,6 @@ def has_doubles(device: torch.device) -> bool:
     except (RuntimeError, TypeError):  # of MPS
         return False
     return True
-
-
-def precisions(device: torch.device) -> tuple[str, ...]:
-    """Return the names of what models are timed in."""
-    if device.type == "cuda" and torch.cuda.is_bf16_supported(including_emulation=False):
-        return "float32", "bfloat16"
-    return ("float32", "bfloat16") if device.type == "xpu" else ("float32",)
-
-
-def autocast(device: torch.device, precision: str) -> torch.autocast:
-    """Return the context of a forward in this precision; a graph can be captured in it."""
-    wanted = precision == "bfloat16"
-    return torch.autocast(device.type, torch.bfloat16, enabled=wanted, cache_enabled=False)
 
 
 def facts(device: torch.device) -> dict[str, Any]:

@@ -19,8 +19,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks._cells import anonymous
 from benchmarks._common import progress
-from benchmarks._gpu_curves import Effort
-from benchmarks._gpu_device import NotRun, has_doubles, num_cards
+from benchmarks._gpu_device import Effort, NotRun, has_doubles, num_cards
 from benchmarks._gpu_models import gpt
 from benchmarks._gpu_ranks import QUIET, Place, loader_of, moved, run_at, spread_over
 from benchmarks._gpu_steps import EXACT

@@ -1,139 +1,121 @@
-"""A ResNet and a GPT, small and large, with batches for them."""
+"""A GPT over bytes of three sizes, with batches for it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from benchmarks._gpu_gpt import GPT, LARGE, SMALL, Size, next_byte_loss
-
-TINY = Size(width=32, num_layers=1, num_heads=2, context=32, batch_size=8)
-"""For runs that only show that the code works."""
+VOCABULARY = 256
 
 
-class ResNet(nn.Module):
-    """A ResNet of basic blocks in four stages, each of half the pixels and twice the channels.
+@dataclass(frozen=True, slots=True)
+class Size:
+    """How large a GPT, on how much text.
 
-    With two blocks a stage and 64 channels it is a ResNet-18 whose first layer keeps the pixels.
-
-    Args:
-        width: channels of the first stage.
-        num_blocks: in each stage.
-
-    References:
-        K. He et al., *Deep Residual Learning for Image Recognition*, CVPR 2016.
+    Attributes:
+        width: numbers per token, a multiple of ``num_heads``.
+        num_layers: transformer blocks.
+        num_heads: attention heads per block.
+        context: bytes of text that one sample holds.
     """
 
-    def __init__(self, width: int, num_blocks: int) -> None:
+    width: int
+    num_layers: int
+    num_heads: int
+    context: int
+
+
+TINY = Size(width=32, num_layers=1, num_heads=2, context=32)
+"""For runs that only show that the code works."""
+
+SMALL = Size(width=64, num_layers=2, num_heads=4, context=64)
+"""Costs about 1 ms per sample on one core, so that a CPU can take part."""
+
+LARGE = Size(width=512, num_layers=8, num_heads=8, context=256)
+"""Large enough to keep a recent card busy for tens of milliseconds a step."""
+
+
+class GPT(nn.Module):
+    """A causal transformer from bytes ``(batch, time)`` to logits ``(batch, time, 256)``.
+
+    The embedding doubles as the output layer (Press & Wolf 2017), so one parameter gets gradients
+    from both ends of the network: a case that balanced training has to get right.
+    """
+
+    def __init__(self, size: Size) -> None:
         super().__init__()
-        self.stem = nn.Sequential(*_normed(3, width, stride=1), nn.ReLU())
-        blocks, before = [], width
-        for stage in range(4):
-            after = width << stage
-            for number in range(num_blocks):
-                stride = 2 if stage and not number else 1
-                blocks.append(Residual(before, after, stride))
-                before = after
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(before, 10)
+        self.embed = nn.Embedding(VOCABULARY, size.width)
+        self.place = nn.Parameter(torch.zeros(size.context, size.width))
+        self.blocks = nn.Sequential(
+            *(Block(size.width, size.num_heads) for _ in range(size.num_layers))
+        )
+        self.norm = nn.LayerNorm(size.width)
+        nn.init.normal_(self.embed.weight, std=0.02)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        hidden = self.blocks(self.embed(tokens) + self.place[: tokens.shape[1]])
+        return functional.linear(self.norm(hidden), self.embed.weight)
+
+
+class Block(nn.Module):
+    """Attention, then a feed-forward part, each added to what came in."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_attend = nn.LayerNorm(width)
+        self.attend = nn.Linear(width, 3 * width)
+        self.merge = nn.Linear(width, width)
+        self.norm_think = nn.LayerNorm(width)
+        self.think = nn.Sequential(
+            nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width)
+        )
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(self.stem(x)).mean((2, 3)))  # type: ignore[no-any-return]
-
-
-class Residual(nn.Module):
-    """Two convolutions, added to what came in."""
-
-    def __init__(self, before: int, after: int, stride: int) -> None:
-        super().__init__()
-        self.layers = nn.Sequential(
-            *_normed(before, after, stride=stride), nn.ReLU(), *_normed(after, after, stride=1)
+        parts = self.attend(self.norm_attend(x)).chunk(3, dim=-1)
+        query, key, value = (
+            part.unflatten(-1, (self.num_heads, -1)).transpose(1, 2) for part in parts
         )
-        same = before == after and stride == 1
-        self.way = (
-            nn.Identity()
-            if same
-            else nn.Sequential(
-                nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after)
-            )
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.relu(self.layers(x) + self.way(x))
-
-
-def _normed(before: int, after: int, *, stride: int) -> tuple[nn.Module, nn.Module]:
-    conv = nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False)
-    return conv, nn.BatchNorm2d(after)
+        mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
+        x = x + self.merge(mixed.transpose(1, 2).flatten(2))
+        thought: Tensor = self.think(self.norm_think(x))
+        return x + thought
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A model with its batches.
+    """A GPT of a size, with its batches."""
 
-    Attributes:
-        make: returns the model, on the CPU.
-        batch: returns random samples of a number, on the CPU, for ``loss``.
-        loss: of the model on a batch.
-        told: the model's size, in words.
-    """
+    size: Size
 
-    make: Callable[[], nn.Module]
-    batch: Callable[[int], tuple[Tensor, ...]]
-    loss: Callable[[nn.Module, tuple[Tensor, ...]], Tensor]
-    told: str
+    @property
+    def told(self) -> str:
+        """The size, in words."""
+        size = self.size
+        return f"GPT, {size.num_layers} layers of width {size.width}, {size.context} bytes of text"
 
+    def make(self) -> GPT:
+        """Return the model, on the CPU."""
+        return GPT(self.size)
 
-def resnet(*, small: bool) -> Workload:
-    """Return a ResNet-18 on 96 x 96 pixels, or a narrow one on 16 x 16."""
-    width, num_blocks, pixels = (4, 1, 16) if small else (64, 2, 96)
-    return Workload(
-        partial(ResNet, width, num_blocks),
-        partial(_pictures, pixels),
-        _class_loss,
-        f"ResNet, {num_blocks} blocks in each of 4 stages, {width} channels, {pixels} pixels",
-    )
+    def batch(self, num: int) -> tuple[Tensor, ...]:
+        """Return random samples of this number, on the CPU."""
+        return (torch.randint(VOCABULARY, (num, self.size.context + 1)),)
+
+    def loss(self, model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
+        """Return the mean cross-entropy of each byte given those before it, in nats."""
+        logits = model(batch[0][:, :-1])
+        return functional.cross_entropy(logits.flatten(0, 1), batch[0][:, 1:].flatten())
 
 
-def gpt(*, small: bool, length: int | None = None) -> Workload:
-    """Return a large GPT, or a tiny one, on sequences of ``length`` bytes."""
-    size = TINY if small else LARGE
-    return gpt_of(size, length)
+def gpt(*, small: bool) -> Workload:
+    """Return a GPT for a card, or a tiny one."""
+    return Workload(TINY if small else LARGE)
 
 
-def gpt_of(size: Size, length: int | None = None) -> Workload:
-    """Return a GPT of this size, on sequences of ``length`` bytes; None is the size's context."""
-    length = length or size.context
-    longest = Size(size.width, size.num_layers, size.num_heads, length, size.batch_size)
-    return Workload(
-        partial(GPT, longest),
-        partial(_bytes, length),
-        _byte_loss,
-        f"GPT, {size.num_layers} layers of width {size.width}, {length} bytes of text",
-    )
-
-
-def beside_a_cpu(*, small: bool) -> Size:
-    """Return the size of a GPT that a CPU can take part in."""
-    return TINY if small else SMALL
-
-
-def _pictures(pixels: int, num: int) -> tuple[Tensor, ...]:
-    return torch.randn(num, 3, pixels, pixels), torch.randint(10, (num,))
-
-
-def _class_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return functional.cross_entropy(model(batch[0]), batch[1])
-
-
-def _bytes(length: int, num: int) -> tuple[Tensor, ...]:
-    return (torch.randint(256, (num, length + 1)),)
-
-
-def _byte_loss(model: nn.Module, batch: tuple[Tensor, ...]) -> Tensor:
-    return next_byte_loss(model(batch[0][:, :-1]), batch[0])
+def beside_a_cpu(*, small: bool) -> Workload:
+    """Return a GPT that a CPU can take part in."""
+    return Workload(TINY if small else SMALL)

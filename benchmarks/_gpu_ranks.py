@@ -21,11 +21,9 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks._common import progress
-from benchmarks._gpu_curves import Effort
-from benchmarks._gpu_device import CPU, NotRun, num_cards, spread, synchronize
-from benchmarks._gpu_models import Workload, beside_a_cpu, gpt, gpt_of
-from benchmarks.equal_workers import bootstrap_median
+from benchmarks._common import bootstrap_median, progress
+from benchmarks._gpu_device import CPU, Effort, NotRun, num_cards, spread, synchronize
+from benchmarks._gpu_models import Workload, beside_a_cpu, gpt
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
 
@@ -241,16 +239,6 @@ def overhead(device: torch.device, effort: Effort, world_size: int) -> dict[str,
     return compared(spread_over(device, world_size), contest)
 
 
-def overhead_of_one(device: torch.device, effort: Effort) -> dict[str, Any]:
-    """Return what it costs one rank."""
-    return overhead(device, effort, 1)
-
-
-def overhead_of_two(device: torch.device, effort: Effort) -> dict[str, Any]:
-    """Return what it costs two ranks of equal speed."""
-    return overhead(device, effort, 2)
-
-
 def unlike_ranks(device: torch.device, effort: Effort) -> dict[str, Any]:
     """Return what balancing brings three ranks, of which one computes each forward four times."""
     names, repeats = ("plain", "balanced"), (1, 1, 4)
@@ -265,7 +253,7 @@ def beside(device: torch.device, effort: Effort) -> dict[str, Any]:
         raise NotRun("there is no accelerator for the CPU to be beside")
     contest = _contest(
         effort,
-        gpt_of(beside_a_cpu(small=effort.small)),
+        beside_a_cpu(small=effort.small),
         2,
         names=("plain", "balanced"),
         batch_size=4 if effort.small else 64,

@@ -1,4 +1,4 @@
-"""Cells on single steps: how late measurements are, whether sums are exact, what is compiled."""
+"""Cells on single steps: how late measurements are, and whether sums are exact."""
 
 from __future__ import annotations
 
@@ -14,19 +14,16 @@ from typing import Any, Literal, final
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from benchmarks._common import progress
-from benchmarks._gpu_curves import Effort
-from benchmarks._gpu_device import NotRun, has_doubles, spread, synchronize
-from benchmarks._gpu_models import Workload, beside_a_cpu, gpt, gpt_of
+from benchmarks._gpu_device import Effort, NotRun, has_doubles, synchronize
+from benchmarks._gpu_models import beside_a_cpu, gpt
 from benchmarks._gpu_ranks import QUIET, Place, loader_of, moved, run_at, spread_over
-from benchmarks.compiled import Wandering
 from evenstep import Cluster, Decision, StepTimings
-from evenstep._torch_clock import clock_of
 from evenstep.policies import AbstractPolicy
-from evenstep.torch import Balancer, Bounds
+from evenstep.torch import Balancer
 
 WARM_UP = 5  # steps that are not looked at
 EXACT = 1e-9  # as in the tests
@@ -179,7 +176,7 @@ def exactly(rank: int, place: Place | None, effort: Effort, device: torch.device
     """Return the parameters after some steps in double precision; without a place, of one rank."""
     world_size = 1 if place is None else len(place.devices)
     device = device if place is None else place.join(rank)
-    workload, num_steps, batch = _double(effort), 6 if effort.small else 30, 24
+    workload, num_steps, batch = beside_a_cpu(small=effort.small), 6 if effort.small else 30, 24
     torch.manual_seed(0)
     model: Any = workload.make().double().to(device)
     loader: Any = loader_of(workload, num_steps * batch, batch // world_size, device)
@@ -196,10 +193,6 @@ def exactly(rank: int, place: Place | None, effort: Effort, device: torch.device
     return [parameter.detach().cpu() for parameter in model.parameters()]
 
 
-def _double(effort: Effort) -> Workload:
-    return gpt_of(beside_a_cpu(small=effort.small))
-
-
 def exactness(device: torch.device, effort: Effort) -> dict[str, Any]:
     """Return how far parameters are from those of one process, under sizes that always change."""
     if not has_doubles(device):
@@ -213,64 +206,9 @@ def exactness(device: torch.device, effort: Effort) -> dict[str, Any]:
     ]
     return {
         **place.told(),
-        "model": _double(effort).told,
+        "model": beside_a_cpu(small=effort.small).told,
         "largest_relative_error": max(errors),
         "bar": EXACT,
         "met": max(errors) <= EXACT,
         "headline": {"largest_relative_error": max(errors)},
     }
-
-
-def changing(
-    rank: int, place: Place, effort: Effort, mode: str | None
-) -> tuple[list[int], list[float]]:
-    """Return the steps in which anything was compiled, and the device's seconds of the others."""
-    device, workload = place.join(rank), gpt(small=effort.small)
-    batch_size, num_steps = (4, 12) if effort.small else (16, 80)
-    step, compiled, clock, marks = -1, [], clock_of(device), []
-    torch._dynamo.callback.on_compile_start(lambda _: compiled.append(step))
-    bounds = Bounds(vary="count", granularity=2 if effort.small else 4)
-    with Balancer(policy=Wandering(), bounds=bounds, runtime=QUIET) as balancer:
-        inner: nn.Module = workload.make().to(device)
-        for parameter in inner.parameters():  # else a graph's own output would become it, and the
-            parameter.grad = torch.zeros_like(parameter)  # next part's replay would write over it
-        called: Any = inner if mode is None else torch.compile(inner, mode=mode)
-        loader: Any = loader_of(workload, num_steps * batch_size * 2, batch_size, device)
-        model, loader = balancer.prepare(DistributedDataParallel(called), loader)
-        optimizer = torch.optim.AdamW(model.parameters())
-        for parts in loader.steps():
-            step, begin = step + 1, clock.mark()
-            for batch in parts:
-                workload.loss(model, moved(batch, device)).backward()  # type: ignore[no-untyped-call]
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=False)
-            marks.append((begin, clock.mark()))
-        synchronize(device)
-    took = [clock.seconds(begin, end) or 0.0 for begin, end in marks]
-    steps = [s for s in range(min(WARM_UP, num_steps // 2), num_steps) if s not in compiled]
-    return sorted(set(compiled)), [took[s] for s in steps]
-
-
-def _changing(device: torch.device, effort: Effort, modes: Sequence[str | None]) -> dict[str, Any]:
-    found: dict[str, Any] = {"model": gpt(small=effort.small).told}
-    for mode in modes:
-        name = mode or "eager"
-        progress(f"two ranks, sizes that change, {name}")
-        results, place = run_at(spread_over(device, 2), changing, effort, mode)
-        compiled, took = results[0]
-        found |= place.told()
-        found[name] = {"compiled_in_steps": compiled, "step_s": spread(took)}
-    told = {m or "eager": found[m or "eager"]["step_s"]["median"] for m in modes}
-    return {**found, "headline": {f"{name}_s": each for name, each in told.items()}}
-
-
-def compiled_ranks(device: torch.device, effort: Effort) -> dict[str, Any]:
-    """Return the steps of two ranks with a compiled model, under sizes that change."""
-    return _changing(device, effort, (None, "default"))
-
-
-def graphed_ranks(device: torch.device, effort: Effort) -> dict[str, Any]:
-    """Return the same with CUDA graphs, as ``mode="reduce-overhead"`` makes them."""
-    if device.type != "cuda":
-        raise NotRun(f"CUDA graphs are for CUDA, and this is {device.type}")
-    return _changing(device, effort, (None, "reduce-overhead"))

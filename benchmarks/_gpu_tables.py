@@ -13,12 +13,6 @@ CONTESTS = {
     "unlike-ranks": "three ranks share the card, one computes each forward four times",
     "beside-cpu": "the card and the machine's CPU",
 }
-MODELS = {
-    "affine": "line",
-    "piecewise": "two pieces",
-    "cubic": "cubic",
-    "table": "table",
-}
 
 
 def contests_table(founds: Founds) -> list[str]:
@@ -37,26 +31,6 @@ def contests_table(founds: Founds) -> list[str]:
                 f" {ratio['median']:.3f} ({low:.3f} to {high:.3f}) |"
                 f" {', '.join(map(str, one['batch_sizes']))} |"
             )
-    return lines
-
-
-def fits_table(founds: Founds) -> list[str]:
-    """Return a line for each curve: how far models are off at sizes left out of their fit."""
-    lines = [
-        f"| curve | sizes | {' | '.join(MODELS.values())} | memory |",
-        f"| --- | ---: |{' ---: |' * len(MODELS)} ---: |",
-    ]
-    for name in ("resnet", "gpt"):
-        for one in _results(founds, name):
-            for precision in ("float32", "bfloat16"):
-                curve = one[precision]
-                errors = [curve["fits"][model]["between"]["median"] for model in MODELS]
-                lines.append(
-                    f"| {one['model'].split(',')[0]}, {precision} |"
-                    f" {curve['sizes'][0]} to {curve['sizes'][-1]} |"
-                    f" {' | '.join(f'{error:.1%}' for error in errors)} |"
-                    f" {curve['memory']['line']['median']:.1%} |"
-                )
     return lines
 
 
@@ -83,13 +57,6 @@ def checks_table(founds: Founds) -> list[str]:
             f" `set_sync_debug_mode` tells | {found['num_waits']} waits |",
             f"| steps by which plans trail measurements, one rank | {late} |",
         ]
-    for one in _results(founds, "gpt-lengths"):
-        errors = one["errors"]
-        lines.append(
-            "| `CostEstimator` on lengths 64 to 1024, median error at points left out |"
-            f" {errors['by_cost']['median']:.1%} by cost, {errors['by_count']['median']:.1%} by"
-            " count |"
-        )
     return ["| check | found |", "| --- | --- |", *lines]
 
 
@@ -115,7 +82,6 @@ def _results(founds: Founds, name: str) -> Iterator[Mapping[str, Any]]:
 
 TABLES = {
     "gpu-contests": contests_table,
-    "gpu-fits": fits_table,
     "gpu-checks": checks_table,
     "gpu-source": source_lines,
 }

@@ -1,7 +1,5 @@
 """Write the figures of docs/results.md from the committed files: `python -m benchmarks._results`.
 
-With `--quick`, what takes minutes is repeated instead, and compared (`_repeated.py`).
-
 The page has blocks, `<!-- results: SETUP TABLE -->` to `<!-- end -->`. What stands in between is
 made here from `evidence/arena/SETUP.*.json`, from all of `evidence/SETUP/` where SETUP is `gpu` or
 `rivals`, or from `evidence/servers.json`. Everything else on the page is written by hand.
@@ -18,7 +16,6 @@ from typing import Any
 
 from benchmarks import _gpu_tables, _server_tables
 from benchmarks._common import Row, main
-from benchmarks._repeated import rows as repeated
 from benchmarks.arena._cells import cells_of
 from benchmarks.arena._figures import Spread, Standing, bound_of, paired, readings_gain, standings
 from benchmarks.arena._papers import DYNAMIC_CLAIMS, SETUPS, exchange_for
@@ -234,25 +231,12 @@ def _known(one: Standing) -> float:
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Write the page, or repeat figures."""
-    if options.quick:
-        yield from repeated(options.into, EVIDENCE.parent)
-        return
+    """Write the page."""
     before = PAGE.read_text("utf-8")
     after = page(before, EVIDENCE)
     PAGE.write_text(after, "utf-8")
     yield Row(str(PAGE.relative_to(ROOT)), "reported", {"is_changed": before != after})
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add where repeated results are kept."""
-    parser.add_argument(
-        "--into",
-        type=Path,
-        default=ROOT / "runs" / "results",
-        help="folder of what --quick finds; what is there of this source is not made again",
-    )
-
-
 if __name__ == "__main__":
-    main(__doc__ or "", rows, add_options)
+    main(__doc__ or "", rows)

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from benchmarks._common import Row, main, progress
+from benchmarks._common import Row, bootstrap_median, main, progress
 from benchmarks._sleepers import loader_of, sleeper
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
@@ -96,13 +96,6 @@ def compare(num_rounds: int, width: int) -> Row:
         },
         met=median(ratios) <= 1.01 and high <= 1.02,
     )
-
-
-def bootstrap_median(values: np.ndarray[Any, np.dtype[np.float64]]) -> tuple[float, float]:
-    """Return the 2.5 % and 97.5 % limits of the median, from 2000 resamples."""
-    draws = np.random.default_rng(0).choice(values, (2000, len(values)))
-    low, high = np.quantile(np.median(draws, axis=1), (0.025, 0.975))
-    return float(low), float(high)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:

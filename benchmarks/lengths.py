@@ -37,11 +37,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._common import Row, main, progress
+from benchmarks._common import Row, bootstrap_median, main, progress
 from benchmarks._lengths_methods import BATCH, NUM_RANKS, SAMPLERS, Block, Trained, train
 from benchmarks._lengths_packs import PACKING, pack_orders, packing
 from benchmarks._lengths_training import SPEEDS, Cell, text
-from benchmarks.equal_workers import bootstrap_median
 from evenstep.testing import run_workers
 
 METHODS = ("plain", "speed_only", "rebalance_sampler", "ours")

@@ -1,33 +1,20 @@
-"""NARX against averages and `auto`, by makespan and by error, on recordings of real contention.
-
-`benchmarks._record` and `benchmarks._record_quotas` made them.
-"""
+"""NARX against averages and `auto`, by makespan and by error, on recordings of real contention."""
 
 from __future__ import annotations
 
 import argparse
 import csv
-import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks._common import Row, main, progress
-from benchmarks._record import HOGS_PER_CORE, hog, started
 from evenstep import Cluster, Resources, StepTimings
-from evenstep._run._estimates import Estimates
-from evenstep.events import StepMeasured
 from evenstep.policies import AbstractPolicy, Auto, Equal, LbBsp2018
 from evenstep.prediction import Ema, Narx
 from evenstep.sim import read_trace
-from evenstep.testing import run_workers
-from evenstep.torch import Balancer, Runtime
 
 TRACES = Path(__file__).parent / "traces"
 FIRST = 200  # forecasts from this step on count
@@ -145,67 +132,8 @@ def by_makespan(stem: str) -> Row:
     )
 
 
-class Busy(nn.Module):
-    """A small network that computes for about half a millisecond a sample."""
-
-    def __init__(self) -> None:
-        """Give it one layer to train."""
-        super().__init__()
-        torch.manual_seed(0)
-        self.layer = nn.Linear(48, 48)
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return the layer's output after some more work on every sample."""
-        matrix = torch.eye(48) / 48
-        for _ in range(20 * len(x)):
-            matrix = torch.tanh(matrix @ matrix.T)
-        y: torch.Tensor = self.layer(x) + 0 * matrix[0]
-        return y
-
-
-def live(rank: int, core: int, num_steps: int) -> dict[str, Any] | None:
-    """Train on a core that hogs come to and leave; return what rank 0 found."""
-    os.sched_setaffinity(0, {sorted(os.sched_getaffinity(0))[(core + rank) % os.cpu_count()]})  # type: ignore[operator]
-    torch.set_num_threads(1)
-    events: list[Any] = []
-    runtime = Runtime(line_every=None, hooks=(events.append,))
-    stock = DataLoader(TensorDataset(torch.zeros(num_steps * 64, 48)), batch_size=32)
-    with Balancer(policy=LbBsp2018(), runtime=runtime) as balancer:
-        model, loader = balancer.prepare(DistributedDataParallel(Busy()), stock)
-        for (x,) in loader:
-            model(x).square().mean().backward()
-            model.zero_grad()
-        state = balancer.state_dict()
-    if rank:
-        return None
-    steps = [event for event in events if isinstance(event, StepMeasured)][FIRST:]
-    learnt: Any = Estimates.read(state).learnt
-    predictor = learnt["policy_state"]["predictor"]
-    own, average = np.asarray(predictor["errors"])
-    return {
-        "steps_over_equal_split": float(
-            np.mean([step.makespan_s for step in steps])
-            / np.mean([step.equal_split_s for step in steps])
-        ),
-        "narx_decides_at_the_end": np.asarray(predictor["decides"]).tolist(),
-        "narx_error_over_ema": (own / average).round(3).tolist(),
-    }
-
-
-def in_training(num_steps: int) -> Row:
-    """Return how `lb-bsp-2018` did in a real training run between hogs."""
-    cores = sorted(os.sched_getaffinity(0))
-    spinners = [(hog, core, n) for n, core in enumerate(HOGS_PER_CORE * cores)]
-    with started(spinners):
-        found = run_workers(2, live, 0, num_steps, timeout_s=600)[0]
-    return Row(f"lb-bsp-2018 live: {num_steps} steps of 2 workers among hogs", "reported", found)
-
-
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Yield both answers for every recording, and a run."""
-    num_steps = FIRST + 40 if options.quick else 600
-    progress(f"{num_steps} steps of training")
-    yield in_training(num_steps)
+    """Yield both answers for every recording."""
     for path in sorted(TRACES.glob("*-resources.csv")):
         stem = path.stem.removesuffix("-resources")
         progress(stem)

@@ -28,8 +28,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._common import Row, main, progress
-from benchmarks.equal_workers import bootstrap_median
+from benchmarks._common import Row, bootstrap_median, main, progress
 
 ROOT = Path(__file__).parents[1]
 STEP_S, NUM_STEPS, NUM_LONG = 0.1, 12, 100  # as long as from one line to the next

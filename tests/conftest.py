@@ -28,7 +28,7 @@ NUM_EXAMPLES, NUM_FAST_EXAMPLES = 40, 12
 def pytest_configure(config):
     """Set how many cases a property is tried on: few in `make test`, more beside slow tests.
 
-    `benchmarks/fuzz.py` asks for many more cases than a test run has time for.
+    ``EVENSTEP_EXAMPLES=2000`` asks for many more cases than a test run has time for.
     """
     few = config.option.markexpr == FAST
     number = os.environ.get("EVENSTEP_EXAMPLES", NUM_FAST_EXAMPLES if few else NUM_EXAMPLES)

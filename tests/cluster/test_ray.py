@@ -1,7 +1,6 @@
-"""Inside Ray Train: its published example, the page's code, Ray Data.
+"""Inside Ray Train: its published example, the page's code, Ray Data, a kill, nodes that change.
 
-On a local cluster of Ray's, with gloo, in a process of its own. `benchmarks.ray_train` kills
-workers there too, and has nodes come and go.
+On local clusters of Ray's, with gloo, each in a process of its own.
 """
 
 from __future__ import annotations
@@ -10,6 +9,8 @@ from importlib.util import find_spec
 from itertools import chain
 
 import pytest
+
+from .ray_runs import run
 
 pytestmark = [
     pytest.mark.slow,
@@ -22,8 +23,6 @@ pytestmark = [
 @pytest.fixture(scope="module")
 def steady(tmp_path_factory):
     """What comes of Ray's example with the page's lines, of the page's code, and of Ray Data."""
-    from benchmarks._ray_runs import run
-
     return run("steady", tmp_path_factory.mktemp("steady"))
 
 
@@ -59,3 +58,13 @@ def test_a_shard_itself_is_refused_with_the_remedy(steady):
     """It is no `DataLoader`; the page says how to make one of it."""
     for rank in steady["rows"]:
         assert "docs/recipes/ray.md" in rank["refused"]
+
+
+def test_a_killed_worker_and_nodes_that_change_leave_no_trace(tmp_path):
+    """Of 2 workers one is killed; then a node comes; then it is lost: as in plain training."""
+    found = run("elastic", tmp_path)
+
+    assert found["worlds"] == [2, 2, 3, 2]
+    assert found["difference"] <= 1e-9
+    assert found["same_samples"]
+    assert found["each_once"]

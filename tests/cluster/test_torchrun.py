@@ -7,8 +7,7 @@ import signal
 
 import pytest
 
-from benchmarks._elastic import Agent, Progress, compare, ended, kill_in_turn
-from benchmarks._fleet import change_worlds
+from .elastic_agents import Agent, Progress, change_worlds, compare, ended, kill_in_turn
 
 pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
@@ -36,21 +35,18 @@ def test_killed_workers_leave_no_trace_in_the_parameters(tmp_path, calm):
     """After two kill -9: the parameters of the undisturbed run, and each sample counted once."""
     agent = Agent(tmp_path, steps=40, launch=one_agent(3, 3), pause_s=0.02)
     with ended(agent):
-        kills = kill_in_turn(tmp_path, agent, num_kills=2, seed=5)
+        done_twice = kill_in_turn(tmp_path, agent, num_kills=2, seed=5)
         assert agent.wait(60) == 0, agent.tail()
     found = compare(tmp_path, calm)
 
     assert found["difference"] <= 1e-9
     assert found["same_samples"]
     assert found["each_once"]
-    assert all(kill.recomputed <= 7 + 1 for kill in kills)
+    assert all(num_steps <= 7 + 1 for num_steps in done_twice)
 
 
 def test_the_world_shrinks_and_grows(tmp_path, calm):
-    """From 2 agents to 1 and to 3, each with a worker: the same parameters still.
-
-    `benchmarks.kills` goes from 4 to 3 and to 5.
-    """
+    """From 2 agents to 1 and to 3, each with a worker: the same parameters still."""
     worlds = change_worlds(tmp_path, steps=40, sizes=(2, 1, 3), pause_s=0.2)
     found = compare(tmp_path, calm)
 

@@ -1,7 +1,7 @@
 """What the workers of the exactness matrix run: one step each, beside one process with it all.
 
 An axis more is a field of ``Case`` with a default and a few lines in ``balanced`` and ``plain``.
-``CASES`` are run by every test run, ``EVERY`` by ``benchmarks/matrix.py``.
+In the cells of ``CASES``, each value of an axis of ``EVERY`` meets each value of every other.
 """
 
 from __future__ import annotations

@@ -45,7 +45,7 @@ def test_mixed_precision_is_no_worse_than_at_the_equal_split(errors, case):
 
 
 def test_every_value_of_one_axis_meets_every_value_of_every_other():
-    """The cases here stand for the 96 cells, which `benchmarks/matrix.py` runs."""
+    """The cases here stand for all 96 cells."""
     assert len(set(EVERY)) == 96
     assert len({str(case) for case in CASES}) == len(CASES)
     assert pairs_of(EVERY) <= pairs_of(CASES)

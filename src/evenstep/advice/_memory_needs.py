@@ -34,7 +34,7 @@ class MemoryNeeds:
     and gradients. Else two layers are gathered at once while the gradient of one is reduced.
 
     Ranks need the same, whatever memory they have. Buffers of the collectives come on top: over
-    gloo they took 1.7 bytes a parameter in each way (``benchmarks/optimizer_shares.py``).
+    gloo they took 1.7 bytes a parameter in each way.
 
     Attributes:
         ddp_bytes: plain DDP.

@@ -56,8 +56,8 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     speed, and two sizes the fixed cost too. The first step of a run warms up, so its times are no
     measurement. If a worker took at least twice as long as the fastest in it, and a quarter of a
     second longer, the second step has sizes in proportion to these speeds. No size is tried only to
-    learn. Once sizes are settled, unknown fixed costs cost 0.2 points at most
-    (``benchmarks/fixed_costs.py``). A single slow step changes nothing. A permanent change is
+    learn. Once sizes are settled, unknown fixed costs cost 0.2 points at most.
+    A single slow step changes nothing. A permanent change is
     followed after its second step, or after its first if earlier changes were permanent. A step in
     which all workers end within the noise changes nothing by itself. Load that follows the clock is
     predicted after one and a half periods, up to 256 steps.

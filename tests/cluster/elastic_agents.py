@@ -8,41 +8,17 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from time import monotonic, sleep, time
+from time import monotonic, sleep
 from typing import Any
 
-from benchmarks._elastic_script import GLOBAL_BATCH_SIZE, NUM_SAMPLES
+from .elastic_script import GLOBAL_BATCH_SIZE, NUM_SAMPLES
 
-ROOT = Path(__file__).parents[1]
-SCRIPT = ROOT / "benchmarks" / "_elastic_script.py"
+ROOT = Path(__file__).parents[2]
+SCRIPT = Path(__file__).with_name("elastic_script.py")
 _POLL_S = 0.002
-
-
-@dataclass(frozen=True, slots=True)
-class Kill:
-    """What one kill cost.
-
-    Attributes:
-        rank: who was killed.
-        at_step: last step that was done before.
-        from_step: step of the checkpoint that training went on from.
-        recomputed: steps done a second time.
-        down_s: from the kill until training went on.
-        lost_s: from the last step that counts until then: what was thrown away, as well.
-        aimed: whether it hit while a checkpoint was being written.
-    """
-
-    rank: int
-    at_step: int
-    from_step: int
-    recomputed: int
-    down_s: float
-    lost_s: float
-    aimed: bool
 
 
 class Agent:
@@ -54,7 +30,6 @@ class Agent:
         launch: options of torchrun.
         pause_s: what a step takes beside computing.
         name: of the log file.
-        options: more of the script's options.
     """
 
     def __init__(
@@ -65,7 +40,6 @@ class Agent:
         launch: list[str],
         pause_s: float = 0.0,
         name: str = "torchrun",
-        options: Sequence[str] = (),
     ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.log = folder / f"{name}.log"
@@ -76,7 +50,6 @@ class Agent:
             "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
         }
         script = [str(SCRIPT), str(folder), "--steps", str(steps), "--pause-s", str(pause_s)]
-        script += options
         command = [sys.executable, "-m", "torch.distributed.run", *launch, *script]
         with self.log.open("w") as log:
             self.process = subprocess.Popen(
@@ -152,62 +125,23 @@ class Progress:
         return int(line.get("step", line.get("started", 0)))
 
 
-def kill_one(
-    progress: Progress, agent: Agent, folder: Path, *, attempt: int, chance: random.Random
-) -> tuple[int, int, float, bool]:
-    """Kill a random worker at a random moment of an attempt.
-
-    Every fourth time, that moment is when a checkpoint is half-written.
-
-    Returns:
-        Rank, step done last, seconds since the epoch, whether a checkpoint was under way.
-    """
-    progress.wait_for(lambda lines: len(progress.starts()) > attempt, agent)
-    start = progress.starts()[attempt]
-    wanted, aimed = start["started"] + chance.randint(1, 16), attempt % 4 == 3
-    if aimed:
-        saved = folder / "checkpoints"
-        progress.wait_for(lambda lines: any(saved.glob(".partial-*")), agent)
-    else:
-        progress.wait_for(lambda lines: progress.newest_step() >= wanted, agent)
-        sleep(chance.uniform(0, 0.03))
-    rank = chance.randrange(len(start["pids"]))
-    os.kill(start["pids"][rank][0], signal.SIGKILL)
-    killed_s = time()
-    progress.read()
-    return rank, progress.newest_step(), killed_s, aimed
-
-
-def cost_of(progress: Progress, attempt: int, killed: tuple[int, int, float, bool]) -> Kill:
-    """Return what a kill cost, once training has begun again."""
-    rank, at_step, killed_s, aimed = killed
-    before, after = progress.starts()[attempt : attempt + 2]
-    from_step = int(after["started"])
-    first, last = progress.lines.index(before), progress.lines.index(after)
-    saved = [line for line in progress.lines[first:last] if line.get("step") == from_step]
-    worthless_from_s = saved[0]["time_s"] if saved else before["time_s"]
-    return Kill(
-        rank=rank,
-        at_step=at_step,
-        from_step=from_step,
-        recomputed=max(0, at_step - from_step),
-        down_s=after["time_s"] - killed_s,
-        lost_s=after["time_s"] - worthless_from_s,
-        aimed=aimed,
-    )
-
-
-def kill_in_turn(folder: Path, agent: Agent, *, num_kills: int, seed: int) -> list[Kill]:
-    """Kill a worker in each of the first attempts, and return what each kill cost."""
-    progress, chance = Progress(folder), random.Random(seed)
-    killed = [
-        kill_one(progress, agent, folder, attempt=attempt, chance=chance)
-        for attempt in range(num_kills)
-    ]
+def kill_in_turn(folder: Path, agent: Agent, *, num_kills: int, seed: int) -> list[int]:
+    """Kill a random worker in each of the first attempts; return steps that were done twice."""
+    progress, chance, killed_at = Progress(folder), random.Random(seed), []
+    for attempt in range(num_kills):
+        progress.wait_for(lambda lines, past=attempt: len(progress.starts()) > past, agent)
+        start = progress.starts()[attempt]
+        wanted = start["started"] + chance.randint(1, 16)
+        progress.wait_for(lambda lines, wanted=wanted: progress.newest_step() >= wanted, agent)
+        pids = start["pids"]
+        os.kill(pids[chance.randrange(len(pids))][0], signal.SIGKILL)
+        progress.read()
+        killed_at.append(progress.newest_step())
     if agent.wait(600):
         raise RuntimeError(f"torchrun gave up:\n{agent.tail()}")
     progress.read()
-    return [cost_of(progress, attempt, fact) for attempt, fact in enumerate(killed)]
+    resumed_at = [start["started"] for start in progress.starts()[1:]]
+    return [at - later for at, later in zip(killed_at, resumed_at, strict=True)]
 
 
 def compare(mine: Path, other: Path) -> dict[str, Any]:
@@ -239,3 +173,100 @@ def each_once(steps: dict[int, list[int]]) -> bool:
         if any(len(step) != GLOBAL_BATCH_SIZE for step in epoch[: each - 1]):
             return False
     return True
+
+
+class Fleet:
+    """As many agents as wanted, that find each other through a store outside of them.
+
+    Args:
+        folder: where the script leaves its traces.
+        steps: optimizer steps to train for.
+        sizes: every number of agents that there will be.
+        pause_s: what a step takes beside computing.
+    """
+
+    def __init__(self, folder: Path, *, steps: int, sizes: tuple[int, ...], pause_s: float) -> None:
+        from torch.distributed import TCPStore
+
+        # Outside of the agents: the one that hosted it could not be killed.
+        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+        self._launch = [
+            f"--nnodes={min(sizes)}:{max(sizes)}",
+            "--nproc-per-node=1",
+            "--max-restarts=9",
+            "--monitor-interval=0.1",
+            "--rdzv-backend=c10d",
+            f"--rdzv-endpoint=127.0.0.1:{self._store.port}",
+            "--rdzv-id=elastic",
+            "--rdzv-conf=last_call_timeout=2,keep_alive_interval=1",
+        ]
+        self._folder, self._steps, self._pause_s = folder, steps, pause_s
+        self.agents: list[Agent] = []
+        self.progress = Progress(folder)
+
+    def start(self) -> None:
+        """Start one more agent."""
+        name = f"agent-{len(self.agents)}"
+        agent = Agent(
+            self._folder,
+            steps=self._steps,
+            launch=self._launch,
+            pause_s=self._pause_s,
+            name=name,
+        )
+        self.agents.append(agent)
+
+    def resize(self, size: int) -> None:
+        """Kill the agents that are too many, start those that are missing, and see it train."""
+        running = [agent for agent in self.agents if agent.is_running]
+        for agent in running[size:]:
+            self._kill(agent)
+        for _ in range(size - len(running)):
+            self.start()
+        self.progress.wait_for(lambda lines: self._is_training(size), self._first())
+
+    def train(self, num_steps: int) -> None:
+        """Let it get ahead by so many steps."""
+        wanted = self.progress.newest_step() + num_steps
+        self.progress.wait_for(lambda lines: self.progress.newest_step() >= wanted, self._first())
+
+    def _first(self) -> Agent:
+        return next(agent for agent in self.agents if agent.is_running)
+
+    def _is_training(self, size: int) -> bool:
+        starts = self.progress.starts()
+        return bool(starts) and len(starts[-1]["pids"]) == size
+
+    def _kill(self, agent: Agent) -> None:
+        workers = self.progress.starts()[-1]["pids"]
+        agent.process.kill()
+        for pid, parent in workers:  # an agent that dies leaves its worker training
+            if parent == agent.process.pid:
+                os.kill(pid, signal.SIGKILL)
+
+
+def change_worlds(folder: Path, *, steps: int, sizes: tuple[int, ...], pause_s: float) -> list[int]:
+    """Train under as many agents as ``sizes`` says, one number after the other.
+
+    Args:
+        folder: where the script leaves its traces.
+        steps: optimizer steps to train for.
+        sizes: numbers of agents.
+        pause_s: what a step takes beside computing.
+
+    Returns:
+        The world size of every start.
+    """
+    fleet = Fleet(folder, steps=steps, sizes=sizes, pause_s=pause_s)
+    try:
+        for size in sizes:
+            fleet.resize(size)
+            if size != sizes[-1]:
+                fleet.train(10)
+        for agent in fleet.agents:
+            agent.wait(180)
+    finally:
+        with ended(*fleet.agents):
+            pass
+    fleet.progress.read()
+    return [len(line["pids"]) for line in fleet.progress.starts()]

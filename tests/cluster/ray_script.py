@@ -17,8 +17,9 @@ import torch.distributed as dist
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
-from benchmarks._elastic_script import GLOBAL_BATCH_SIZE, Diary, History, make_data, make_model
 from evenstep.torch import Balancer, Checkpoint, Runtime
+
+from .elastic_script import GLOBAL_BATCH_SIZE, Diary, History, make_data, make_model
 
 NUM_PICTURES, NUM_HELD_OUT = 42 * 10, 30
 QUIET = Runtime(line_every=None)
@@ -46,13 +47,12 @@ def published(config: dict[str, Any]) -> None:
     _stand_in()
     torch.set_default_dtype(torch.float64)
     nn.Dropout = lambda share: nn.Identity()  # type: ignore[assignment, misc]
-    kept: dict[str, Any] = {"sizes": [], "began_s": []}
+    kept: dict[str, Any] = {"sizes": []}
     slope_s, prepare_model = config["slopes_s"][rank], ray.train.torch.prepare_model
 
     def keep(module: nn.Module, inputs: tuple[torch.Tensor]) -> None:
         if module.training:
             kept["sizes"].append(len(inputs[0]))
-            kept["began_s"].append(time.perf_counter())
             time.sleep(slope_s * len(inputs[0]))
 
     def prepared(model: nn.Module) -> Any:
@@ -126,7 +126,7 @@ def elastic(config: dict[str, Any]) -> None:
                 optimizer.zero_grad()
                 history.note(step, index[: balancer.num_samples])
                 step += 1
-                diary.write(step=step, sizes=balancer.batch_sizes)
+                diary.write(step=step)
                 if step % 5 == 0 or step == steps:
                     history.gather()
                     checkpoint.save(step)

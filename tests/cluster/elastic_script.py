@@ -1,8 +1,7 @@
 """What the workers of the elastic runs train: a tiny fp64 network, a checkpoint every few steps.
 
-Started by torchrun, killed by ``benchmarks/kills.py`` and by ``tests/cluster``. Beside its
-checkpoints it leaves ``progress.jsonl`` in its folder, a line of rank 0 for every start and every
-step.
+Started by torchrun and killed. Beside its checkpoints it leaves ``progress.jsonl`` in its folder, a
+line of rank 0 for every start and every step.
 """
 
 from __future__ import annotations
