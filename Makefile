@@ -23,7 +23,7 @@ help:
 	@echo "make demo    train on four workers of different speeds: equal batches against balanced ones"
 	@echo "make test    lint, then the fast tests: every promise, in minutes"
 	@echo "              TESTS=all: long variants too, and properties on more cases"
-	@echo "make evidence  what takes hours: generated cases, long runs, every fault; goes on where it was"
+	@echo "make evidence  what takes hours: races, every fault, broken code; goes on where it was"
 	@echo "make lint    style, types and import layers"
 	@echo "make docs    the documentation as web pages, in site/"
 	@echo "make bench   every figure that the documentation claims"

@@ -1,7 +1,4 @@
-"""Run all benchmarks: `python -m benchmarks._evidence`.
-
-Those that take hours run whole, and what each found is kept. The others run in short: each has to
-come to its end and to say in JSON what it found, and no bar counts, as a short run says little.
+"""Run the benchmarks that take hours, and keep what each found: `python -m benchmarks._evidence`.
 
 A result is `evidence/NAME.json`: what the benchmark printed with ``--json``, its exit status, its
 seconds, and the source it is of, as git names the trees of ``src`` and ``benchmarks``. A result of
@@ -31,56 +28,12 @@ LONG: Mapping[str, tuple[str, ...]] = {
     "parity": (),
     "gpu": (),
     "faults": ("--resume", "runs/evidence-of-faults"),
-    "rivals": ("--resume", "evidence/rivals"),
     "arena": ("--jobs", "3", "--resume", "evidence/arena"),
     "first_hour": (),
     "servers": (),
     "network": (),
 }
 """Every benchmark of evidence with its options, those that take longest last."""
-
-
-def all_names() -> list[str]:
-    """Return the name of every benchmark."""
-    files = (ROOT / "benchmarks").glob("[a-z]*.py")
-    folders = (ROOT / "benchmarks").glob("[a-z]*/__main__.py")
-    return sorted([path.stem for path in files] + [path.parent.name for path in folders])
-
-
-def complaints(status: int, said: str) -> list[str]:
-    """Return what is wrong with a benchmark's answer: nothing where it has its form.
-
-    Args:
-        status: its exit status, 1 where a bar was missed, else 0.
-        said: its standard output, one JSON object.
-    """
-    if status not in (0, 1):
-        return [f"status {status}"]
-    try:
-        found = json.loads(said)
-    except json.JSONDecodeError as error:
-        return [f"no JSON: {error}"]
-    if found.keys() != {"machine", "rows"} or not found["rows"]:
-        return [f"{found.keys()} in place of a machine and rows"]
-    keys = {"what", "bar", "measured", "met"}
-    wrong = [f"a row with {row.keys()}" for row in found["rows"] if row.keys() != keys]
-    if not wrong and status != any(row["met"] is False for row in found["rows"]):
-        wrong = [f"status {status}, which its rows do not have"]
-    return wrong
-
-
-def run_in_short(commands: Mapping[str, list[str]]) -> list[str]:
-    """Run each command with ``--quick``, and return the names of those that break down."""
-    broken = []
-    for name, command in commands.items():
-        progress(f"{name}: {' '.join(command)} --quick")
-        done = subprocess.run(
-            [*command, "--quick"], cwd=ROOT, stdout=subprocess.PIPE, text=True, check=False
-        )
-        for complaint in complaints(done.returncode, done.stdout):
-            progress(f"{name}: {complaint}")
-            broken.append(name)
-    return broken
 
 
 def collect(commands: Mapping[str, list[str]], folder: Path, source: str) -> list[str]:
@@ -152,28 +105,21 @@ def source_of(root: Path) -> str:
 def commands_of(names: Iterable[str]) -> dict[str, list[str]]:
     """Return the command of each benchmark."""
     return {
-        name: [sys.executable, "-m", f"benchmarks.{name}", "--json", *LONG.get(name, ())]
-        for name in names
+        name: [sys.executable, "-m", f"benchmarks.{name}", "--json", *LONG[name]] for name in names
     }
 
 
 def main() -> None:
     """Run all, and end with 1 where a result is missing or misses a bar."""
-    names = all_names()
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", nargs="+", choices=[*LONG, *names], help="these alone")
+    parser.add_argument("--only", nargs="+", choices=LONG, default=list(LONG), help="these alone")
     options = parser.parse_args()
-    chosen = options.only or [*names, *LONG]
     source = source_of(ROOT)
-    whole = [name for name in LONG if name in chosen]
-    in_short = [name for name in names if name in chosen and name not in LONG]
-    broken = run_in_short(commands_of(in_short))
-    short = collect(commands_of(whole), ROOT / "evidence", source)
-    if broken:
-        print(f"broke down in short: {', '.join(broken)}")
+    chosen = [name for name in LONG if name in options.only]
+    short = collect(commands_of(chosen), ROOT / "evidence", source)
     if short:
         print(f"missing, or short of a bar: {', '.join(short)}")
-    sys.exit(bool(broken or short))
+    sys.exit(bool(short))
 
 
 if __name__ == "__main__":

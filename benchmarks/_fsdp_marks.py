@@ -79,14 +79,14 @@ class Step:
         end_ns: of own backward; 0 if none ended.
         next_ns: of the next hand-out.
         meetings: with others, the outermost calls alone.
-        waits: begin and end of each ``Work.wait``.
+        waited_ns: begin of the last ``Work.wait`` that is over.
     """
 
     begin_ns: int
     end_ns: int = 0
     next_ns: int = 0
     meetings: list[Meeting] = field(default_factory=list)
-    waits: list[tuple[int, int]] = field(default_factory=list)
+    waited_ns: int = -1
 
     @property
     def seconds(self) -> float:
@@ -96,12 +96,9 @@ class Step:
     @property
     def own_s(self) -> float:
         """Own compute time: up to the end of own backward, less what collectives took."""
-        return self._less([meeting[:2] for meeting in self.meetings])
-
-    @property
-    def unwaited_s(self) -> float:
-        """The same, less ``Work.wait`` alone: collectives are begun in own time."""
-        return self._less(self.waits)
+        ended = [each for each in self.meetings if each.end_ns <= self.end_ns]
+        left_out = sum(each.end_ns - each.begin_ns for each in ended)
+        return (self.end_ns - self.begin_ns - left_out) / 1e9
 
     @property
     def met_s(self) -> list[float]:
@@ -114,10 +111,6 @@ class Step:
         ends = [self.begin_ns, *(each.end_ns for each in self.meetings)]
         begins = [*(each.begin_ns for each in self.meetings), self.next_ns]
         return [(begin - end) / 1e9 for begin, end in zip(begins, ends, strict=True)]
-
-    def _less(self, intervals: list[tuple[int, int]]) -> float:
-        left_out = sum(end - begin for begin, end in intervals if end <= self.end_ns)
-        return (self.end_ns - self.begin_ns - left_out) / 1e9
 
 
 def steps_of(notes: Iterable[tuple[int, int]]) -> list[Step]:
@@ -146,10 +139,9 @@ def _work_out(step: Step, since: list[int], what: int, at: int) -> None:
     else:
         begin = since.pop()
         if what == WAITED:
-            step.waits.append((begin, at))
+            step.waited_ns = begin
         if not since:
-            waits = bool(step.waits) and step.waits[-1][0] >= begin
-            step.meetings.append(Meeting(begin, at, what == CALLED, waits))
+            step.meetings.append(Meeting(begin, at, what == CALLED, step.waited_ns >= begin))
 
 
 @contextmanager

@@ -27,18 +27,33 @@ from benchmarks._lengths_training import (
     padded,
     text,
 )
-from benchmarks._partitions import equal_count, karmarkar_karp, rebalance_sampler
 from evenstep.events import Event, Rebalanced
 from evenstep.torch import Balancer, Cost, Runtime
 
 BATCH, NUM_RANKS = 32, 4
-SAMPLERS = {  # of plain DDP, which take speeds to be equal
+
+
+def equal_count(lengths: np.ndarray) -> np.ndarray:
+    """Return the rank of each sample: as many for each, in the order they come."""
+    return np.arange(len(lengths)) * NUM_RANKS // len(lengths)
+
+
+def rebalance_sampler(lengths: np.ndarray) -> np.ndarray:
+    """Return the same as transformers' `BatchRebalanceSampler`: longest first, where least is."""
+    cost = lengths + 0.001 * lengths**2
+    load, owner = np.zeros(NUM_RANKS), np.empty(len(cost), np.int64)
+    for sample in np.argsort(-cost, kind="stable"):
+        owner[sample] = rank = load.argmin()
+        load[rank] += cost[sample]
+    return owner
+
+
+SAMPLERS = {
     "plain": equal_count,
     "rebalance_sampler": rebalance_sampler,
-    "karmarkar_karp": karmarkar_karp,
-    "group_by_length": equal_count,
     "packs, plain": equal_count,
 }
+"""Of plain DDP, which take speeds to be equal."""
 
 
 @dataclass(frozen=True)
@@ -65,10 +80,6 @@ class Block:
         """Return what it trains on."""
         data = text(equal_lengths=cell.equal_lengths)
         return packs(data) if self.has_packs else data
-
-    def cell(self, cell: Cell) -> Cell:
-        """Return the cell as this method has it."""
-        return cell.of_short_steps if self.method.endswith("short steps") else cell
 
 
 @dataclass(frozen=True)
@@ -103,18 +114,14 @@ def train(rank: int, cell: Cell, blocks: Sequence[Block], checks: int) -> list[A
         if rank == 0:
             progress(f"{cell}: block {number + 1} of {len(blocks)}, {block.method}")
         run = sampled if block.method in SAMPLERS else balanced
-        found.append(run(rank, block.cell(cell), block))
+        found.append(run(rank, cell, block))
     return found
 
 
 def sampled(rank: int, cell: Cell, block: Block) -> Trained:
     """Train by plain DDP, with a sampler that knows the lengths."""
-    data, speed = block.data(cell), np.ones(NUM_RANKS)
-    divide = SAMPLERS[block.method]
-    own = [
-        some[divide(data.lengths[some], speed, padded=cell.padded) == rank].tolist()
-        for some in block.order
-    ]
+    data, divide = block.data(cell), SAMPLERS[block.method]
+    own = [some[divide(data.lengths[some]) == rank].tolist() for some in block.order]
     loader = loader_of(cell, block, batch_sampler=own)
     device = Device(cell, rank)
     model = DistributedDataParallel(Reader(device))

@@ -13,9 +13,8 @@ import numpy as np
 import torch.distributed as dist
 
 from benchmarks._network_arena import Arena, Taken
-from benchmarks._network_ddp import backwards
 from benchmarks._network_follow import follow
-from benchmarks._network_trainers import in_slots, in_turns
+from benchmarks._network_trainers import in_turns
 from evenstep.network import Split
 
 SMALL = 1024  # elements: nothing but latency
@@ -49,9 +48,7 @@ def contest(settings: dict[str, Any]) -> dict[str, Any]:
 
 JOBS = {
     "contest": contest,
-    "backwards": backwards,
     "follow": follow,
-    "slots": in_slots,
     "turns": in_turns,
 }
 

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack
 from hashlib import sha256
-from itertools import count
-from math import ceil
-from time import monotonic, perf_counter, sleep
+from time import perf_counter, sleep
 from typing import Any, final
 
 import torch
@@ -16,8 +14,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
 
-from benchmarks._network_arena import gathered, shared
-from evenstep.events import Event, ExchangeMeasured, SharesPlanned
+from benchmarks._network_arena import gathered
+from evenstep.events import Event, SharesPlanned
 from evenstep.torch import Balancer, Network, Runtime
 
 LAYER = 2**18  # elements: 1 MB
@@ -55,23 +53,22 @@ class Trainer:
         slope_s = settings["slope_s"][rank]
         torch.manual_seed(0)
         model = Sleeping(settings["num_elements"], settings["intercept_s"], slope_s)
-        self.events: list[Event] = []
+        self.plans: list[SharesPlanned] = []
         network = asked["network"]
         self._stack = ExitStack()
         balancer = Balancer(
             policy=asked["policy"],
-            runtime=Runtime(line_every=None, hooks=(self.events.append,)),
+            runtime=Runtime(line_every=None, hooks=(self._hear,)),
             network=None if network is None else Network(**network),
         )
         self._stack.enter_context(balancer)
-        self.balancer = balancer
         draws = torch.Generator().manual_seed(1)
         samples = TensorDataset(torch.randn(EPOCH, generator=draws))
         stock = DataLoader(samples, batch_size=settings["global_batch_size"] // 4)
         self._wrapped, loader = balancer.prepare(DistributedDataParallel(model), stock)
         self._batches: Iterator[list[torch.Tensor]] = iter(loader)
         self._optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        self._model, self.num_steps = model, 0
+        self._model = model
 
     def step(self) -> float:
         """Take a step, and return when it ended."""
@@ -79,35 +76,26 @@ class Trainer:
         self._wrapped(x).mean().backward()
         self._optimizer.step()
         self._optimizer.zero_grad()
-        self.num_steps += 1
         return perf_counter()
+
+    def _hear(self, event: Event) -> None:
+        if isinstance(event, SharesPlanned):
+            self.plans.append(event)
 
     def close(self) -> dict[str, Any] | None:
         """End it, and return on rank 0 what is to be known of its parameters and plans."""
         with torch.no_grad():
             flat = torch.cat([layer.flatten() for layer in self._model.layers])
         digest = sha256(flat.numpy().tobytes()).hexdigest()
-        sizes = self.balancer.batch_sizes
         told = gathered((digest, bool(flat.isfinite().all())))
         self._stack.close()
         if told is None:
             return None
         return {
-            "steps": self.num_steps,
             "alike": all(each[0] == digest for each in told),
             "finite": all(each[1] for each in told),
-            "batch_size": list(sizes),
-            **facts_of(self.events),
+            "plans": [(one.step, one.predicted_s, one.plain_s, one.reason) for one in self.plans],
         }
-
-
-def facts_of(events: list[Event]) -> dict[str, Any]:
-    """Return what a row says of plans, as plain values."""
-    shares = [each for each in events if isinstance(each, SharesPlanned)]
-    return {
-        "plans": [(each.step, each.predicted_s, each.plain_s, each.reason) for each in shares],
-        "exchange_s": [each.exchange_s for each in events if isinstance(each, ExchangeMeasured)],
-    }
 
 
 def in_turns(settings: dict[str, Any]) -> dict[str, Any]:
@@ -126,31 +114,3 @@ def in_turns(settings: dict[str, Any]) -> dict[str, Any]:
                 seconds[name].append(now_s - before_s)
                 before_s = now_s
     return {"seconds": seconds, "ends": {name: one.close() for name, one in trainers.items()}}
-
-
-def in_slots(settings: dict[str, Any]) -> dict[str, Any]:
-    """Return how many steps every contestant took in the time that is its own.
-
-    All have the same links, one after the other: slots of a trace that repeats. Each opens in the
-    first seconds of its slot, which are not counted.
-    """
-    counted: dict[str, list[float]] = {}
-    ends, slot_s, lead_s = {}, settings["slot_s"], settings["lead_s"]
-    first_s = settings["began_s"] + settings["first_s"]
-    for one in settings["contestants"]:
-        slot = shared(ceil((monotonic() - first_s) / slot_s))  # the next one that is whole
-        if slot >= settings["num_slots"]:
-            raise TimeoutError("The trace has ended: this machine is too busy for the benchmark.")
-        begin_s = first_s + max(slot, 0) * slot_s
-        sleep(max(0.0, begin_s - monotonic()))
-        trainer, steps = Trainer(settings, one), []
-        for number in count():
-            trainer.step()
-            at_s = monotonic() - begin_s
-            if at_s >= lead_s:
-                steps.append(at_s)
-            if number % 2 and shared(at_s > slot_s - settings["rest_s"]):
-                break
-        counted[one["name"]] = steps
-        ends[one["name"]] = trainer.close()
-    return {"counted": counted, "ends": ends}

@@ -1,8 +1,8 @@
 """Write the figures of docs/results.md from the committed files: `python -m benchmarks._results`.
 
 The page has blocks, `<!-- results: SETUP TABLE -->` to `<!-- end -->`. What stands in between is
-made here from `evidence/arena/SETUP.*.json`, from all of `evidence/SETUP/` where SETUP is `gpu` or
-`rivals`, or from `evidence/servers.json`. Everything else on the page is written by hand.
+made here from `evidence/arena/SETUP.*.json`, or from `evidence/gpu/*.json` and
+`evidence/servers.json`. Everything else on the page is written by hand.
 """
 
 from __future__ import annotations
@@ -20,8 +20,6 @@ from benchmarks.arena._cells import cells_of
 from benchmarks.arena._figures import Spread, Standing, bound_of, paired, readings_gain, standings
 from benchmarks.arena._papers import DYNAMIC_CLAIMS, SETUPS, exchange_for
 from benchmarks.arena._setups import ArenaSetUp
-from benchmarks.rivals import _tables as of_rivals
-from benchmarks.rivals._environments import RIVALS
 
 ROOT = Path(__file__).parents[1]
 NONE = "\N{EN DASH}"
@@ -52,16 +50,13 @@ def page(text: str, folder: Path) -> str:
 def _cells(folder: Path, setup: str) -> Cells:
     """Return the cells of a set-up that were run, the exact contestants' first.
 
-    Of ``gpu`` and ``rivals`` all files, of ``servers`` the one that `make evidence` writes.
+    Of ``gpu`` all files, of ``servers`` the one that `make evidence` writes.
     """
     if setup == "servers":
         return [json.loads((folder.parent / "servers.json").read_text("utf-8"))]
     if setup == "gpu":
         paths = sorted((folder.parent / "gpu").glob("*.json"))
         return [json.loads(path.read_text("utf-8")) for path in paths]
-    if setup == "rivals":
-        paths = [folder.parent / "rivals" / f"{name}.json" for name in RIVALS]
-        return [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
     paths = [folder / cell.file_name for cell in cells_of(setup, quick=False)]
     return [json.loads(path.read_text("utf-8")) for path in paths if path.exists()]
 
@@ -188,7 +183,6 @@ TABLES: Mapping[str, Callable[[Cells], list[str]]] = {
     "lbb": lbb_table,
     "narx": narx_table,
     "source": source_lines,
-    **of_rivals.TABLES,
     **_gpu_tables.TABLES,
     **_server_tables.TABLES,
 }

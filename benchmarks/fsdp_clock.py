@@ -8,15 +8,14 @@ the union of the collectives.
 
 Four layers and their root are sharded over gloo. Each layer sleeps in its forward and its backward,
 in proportion to its rows, so the truth is known: the seconds that were slept, and the CPU time of
-the training thread in the same step. Beside it stands how long that thread was ready to run and had
-no core, after sleeps too. Outside of sleeps the clock counts this as computing and the truth does
-not, so that single steps are far off on a busy machine.
+the training thread in the same step. Outside of sleeps the clock counts the wait for a core as
+computing and the truth does not, so that single steps are far off on a busy machine.
 
 Ranks meet in every layer, so a step takes the sum over collectives of the longest part before each,
 and their transfers. Where layers are prefetched with `async_op`, a rank may be late when a gather
 begins and early when it is needed, and the sum is too long; a replay of all ranks, in which a wait
-ends once all have begun, is right in both. Each is fitted to the parts of two splits and compared
-with a third one, as is the longest sum of a rank. Ranks whose steps have different collectives are
+ends once all have begun, is right in both. Both are fitted to the parts of two splits and compared
+with a third one. Ranks whose steps have different collectives are
 not compared. Nothing is said of CUDA, where collectives run on streams and the host waits for none.
 """
 
@@ -29,7 +28,6 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from time import perf_counter, sleep, thread_time
 from typing import Any, final
@@ -42,23 +40,11 @@ from torch.distributed.fsdp import fully_shard
 from torch.utils.data import DataLoader, TensorDataset
 
 from benchmarks._common import Row, main, progress
-from benchmarks._fsdp_marks import (
-    CALL,
-    HANDOUT,
-    OWN_END,
-    WAIT,
-    Meeting,
-    Reader,
-    Ring,
-    Step,
-    marked,
-    noting,
-)
+from benchmarks._fsdp_marks import HANDOUT, OWN_END, Meeting, Reader, Ring, Step, marked
 from evenstep.testing import run_workers
 
 WIDTH, NUM_LAYERS = 64, 4
 NUM_WARM = 3  # steps at the begin that are left out, one of each split
-SCHEDSTAT = Path("/proc/thread-self/schedstat")
 QUICK = "speeds 1:2, reshard on"
 Sizes = tuple[int, ...]
 
@@ -125,13 +111,9 @@ class Truth:
 
     Attributes:
         own_s: by step, the seconds slept and of CPU time up to the end of own backward.
-        kept_s: by step, how long the thread was ready meanwhile and did not run.
-        cpu_s: by step, of CPU time alone.
     """
 
     own_s: list[float] = field(default_factory=list)
-    kept_s: list[float] = field(default_factory=list)
-    cpu_s: list[float] = field(default_factory=list)
     _slept_s: float = 0.0
 
     def sleep(self, seconds: float) -> None:
@@ -143,18 +125,11 @@ class Truth:
 
     def begin(self) -> None:
         """Begin a step."""
-        self._slept_s, self._kept_s, self._cpu_s = 0.0, kept_s(), thread_time()
+        self._slept_s, self._cpu_s = 0.0, thread_time()
 
     def end(self) -> None:
         """End own backward."""
-        self.cpu_s.append(thread_time() - self._cpu_s)
-        self.own_s.append(self._slept_s + self.cpu_s[-1])
-        self.kept_s.append(kept_s() - self._kept_s)
-
-
-def kept_s() -> float:
-    """Return how long this thread has been ready and not run; not a number where unknown."""
-    return int(SCHEDSTAT.read_text().split()[1]) / 1e9 if SCHEDSTAT.exists() else float("nan")
+        self.own_s.append(self._slept_s + thread_time() - self._cpu_s)
 
 
 class Layer(nn.Module):
@@ -213,16 +188,12 @@ class Trained:
     Attributes:
         losses: by step.
         steps: as the clock has them, without the last one; none without a clock.
-        truth: what they are compared with.
-        noting_s: CPU time of noting in a step, as its functions take it in a loop and after sleep.
-        num_notes: in a step.
+        own_s: what they are compared with.
     """
 
     losses: list[float]
     steps: list[Step] = field(default_factory=list)
-    truth: dict[str, list[float]] = field(default_factory=dict)
-    noting_s: tuple[float, float] = (0.0, 0.0)
-    num_notes: float = 0.0
+    own_s: list[float] = field(default_factory=list)
 
 
 def train(rank: int, cell: Cell, num_steps: int, clocked: bool, sleeps: bool) -> Trained:
@@ -256,9 +227,7 @@ def train(rank: int, cell: Cell, num_steps: int, clocked: bool, sleeps: bool) ->
         if not clocked:
             return Trained(losses)
         steps = reader.close()
-    told = {"own_s": truth.own_s, "kept_s": truth.kept_s, "cpu_s": truth.cpu_s}
-    num_notes = ring.num_noted / len(splits)
-    return Trained(losses, steps, told, noting_seconds(num_notes), num_notes)
+    return Trained(losses, steps, truth.own_s)
 
 
 def batches(rank: int, splits: list[Sizes]) -> DataLoader[Any]:
@@ -274,32 +243,11 @@ def batches(rank: int, splits: list[Sizes]) -> DataLoader[Any]:
     return DataLoader(data, batch_sampler=[range(*pair) for pair in pairwise(ends)])
 
 
-def noting_seconds(num_notes: float) -> tuple[float, float]:
-    """Return the CPU time of so many notes, four a collective: in a loop, and each after a sleep.
-
-    After 20 ms the caches are cold, as they are after a layer.
-    """
-    plain, ring = (lambda: None), Ring()
-    noted = noting(noting(plain, ring, WAIT), ring, CALL)
-    found = []
-    for pause_s, repetitions in ((0.0, 2_000), (0.020, 20)):
-        taken: list[list[float]] = [[], []]
-        for _ in range(repetitions):
-            for function, seconds in zip((plain, noted), taken, strict=True):
-                if pause_s:
-                    sleep(pause_s)
-                begin_s = thread_time()
-                function()
-                seconds.append(thread_time() - begin_s)
-        found.append((median(taken[1]) - median(taken[0])) * num_notes / 4)
-    return found[0], found[1]
-
-
-def off_percent(found: Trained, what: str) -> list[float]:
+def off_percent(found: Trained) -> list[float]:
     """Return by how much own time is off in each step, without the first ones."""
     return [
-        100 * (getattr(step, what) / own_s - 1)
-        for step, own_s in zip(found.steps, found.truth["own_s"][:-1], strict=True)
+        100 * (step.own_s / own_s - 1)
+        for step, own_s in zip(found.steps, found.own_s[:-1], strict=True)
     ][NUM_WARM:]
 
 
@@ -317,13 +265,12 @@ def fitted(found: list[Trained], cell: Cell) -> dict[str, float]:
     parts, met = parts.reshape(*shape, len(meetings) + 1), met.reshape(*shape, len(meetings))
     slope = np.median(parts[:, :, 1] - parts[:, :, 0], axis=1)
     slope = slope / (sizes[:, 1] - sizes[:, 0])[:, None]
-    ways: dict[str, list[Any]] = {"replay": [], "sum of maxima": [], "maximum of sums": []}
+    ways: dict[str, list[Any]] = {"replay": [], "sum of maxima": []}
     for n in range(2):
         told = parts[:, :, n] + (slope * (sizes[:, 2] - sizes[:, n])[:, None])[:, None]
         transfers_s = met[:, :, n].min(axis=0).sum(axis=-1)  # of whoever is last
         ways["replay"].append(replayed(told, met[:, :, n], meetings))
         ways["sum of maxima"].append(told.max(axis=0).sum(axis=-1) + transfers_s)
-        ways["maximum of sums"].append(told.sum(axis=-1).max(axis=0) + transfers_s)
     measured = [step.seconds for step in found[0].steps[NUM_WARM + 2 :: 3]]
     return {"measured": median(measured)} | {
         way: float(np.median(values)) for way, values in ways.items()
@@ -361,25 +308,17 @@ def answers(cell: Cell, num_steps: int) -> Iterator[Row]:
     plain = run_workers(world, train, cell, num_steps, False, False)
     same = [each.losses for each in found] == [each.losses for each in plain]
     yield Row(f"{name}: losses", "those without the clock, bit for bit", {"equal": same}, same)
-    off = [off_percent(each, "own_s") for each in found]
-    unwaited = [off_percent(each, "unwaited_s") for each in found]
+    off = [off_percent(each) for each in found]
     worst = [max(each, key=abs) for each in off]
     medians = [median(each) for each in off]
-    own_ms = [1e3 * median(each.truth["own_s"][NUM_WARM::3]) for each in found]
-    kept = [
-        100 * median(np.divide(each.truth["kept_s"], each.truth["own_s"]).tolist())
-        for each in found
-    ]
+    own_ms = [1e3 * median(each.own_s[NUM_WARM::3]) for each in found]
     yield Row(
         f"{name}: error of own time in %, by rank, {len(off[0])} steps",
         "medians within 5",
         {
             "median": np.round(medians, 2).tolist(),
             "worst": np.round(worst, 2).tolist(),
-            "less `Work.wait` alone": [round(median(each), 2) for each in unwaited],
             f"own ms at sizes {cell.splits[0]}": np.round(own_ms, 1).tolist(),
-            "of which CPU ms": [round(1e3 * median(each.truth["cpu_s"]), 1) for each in found],
-            "ready and not running, %": np.round(kept, 2).tolist(),
             "load": round(os.getloadavg()[0], 1),
         },
         max(map(abs, medians)) <= 5,
@@ -394,15 +333,6 @@ def answers(cell: Cell, num_steps: int) -> Iterator[Row]:
             **{f"{way}, %": round(value, 2) for way, value in error.items()},
         },
         abs(error["replay"]) <= 5,
-    )
-    yield Row(
-        f"{name}: CPU time of noting in a step",
-        "reported",
-        {
-            "notes": round(found[0].num_notes, 1),
-            "us in a loop": round(1e6 * median(each.noting_s[0] for each in found), 1),
-            "us after sleep": round(1e6 * median(each.noting_s[1] for each in found), 1),
-        },
     )
 
 

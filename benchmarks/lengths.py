@@ -5,17 +5,15 @@ emulated: forward and backward together last as long as the true cost of the bat
 at least five times what they compute. Methods take turns in blocks of steps, in the same processes,
 and train on the same samples in the same steps; each step is compared with the bound of its own
 samples. `slowest_device_over_bound` is the part that follows from who has what; the rest, `host_s`,
-is what Python and gloo take. `speed_only` is `Balancer()`, which counts samples. The first cell
-has `karmarkar_karp` and `group_by_length` as well; the latter trains on other batches, and takes no
-part in the comparison. Methods that learn nothing have shorter blocks, of the last steps. `seen`
+is what Python and gloo take. `speed_only` is `Balancer()`, which counts samples. Methods that
+learn nothing have shorter blocks, of the last steps. `seen`
 learns lengths from batches: it trains two epochs, as others do beside it.
 
 How long a unit of cost takes follows from a rule, not from ratios of such steps. Balanced steps
 take at least five times the CPU time of all four ranks together, as these share two cores where
 real ones have cores of their own. That CPU time was 32 ms a step, and 42 ms where samples are
 padded. So steps are made to take 180 to 240 ms. `device_over_cpu_of_all` is what was reached.
-Before, balanced steps took 60 to 100 ms, and the host weighed more. Rows of "short steps" have
-that scale still; so have those where evenstep is compared with itself.
+Where evenstep is compared with itself, steps are shorter.
 
 Packing instead: samples are put together beforehand, best-fit, to as many tokens as the longest
 sample has. `packs, plain` is plain DDP on packs, `packs, ours` balances packs by the sums of
@@ -44,8 +42,6 @@ from benchmarks._lengths_training import SPEEDS, Cell, text
 from evenstep.testing import run_workers
 
 METHODS = ("plain", "speed_only", "rebalance_sampler", "ours")
-BESIDE = ("karmarkar_karp", "group_by_length")
-SHORT = "ours, short steps"
 BAR = "ours <= 1.08 of the bound; at equal speeds plain >= 1.25 of ours where it is >= 1.35 of it"
 IN_TIME = ("speed_only", "ours", "seen")
 IN_TIME_BAR = "first epoch <= 1.02 of speed_only; second <= 1.02 of ours, which knows lengths"
@@ -59,15 +55,15 @@ def blocks_of(
     cell: Cell, methods: Sequence[str], options: argparse.Namespace, num_epochs: int = 1
 ) -> list[Block]:
     """Return the blocks of all rounds: in each the same samples for all, and another order."""
-    blocks, length = [], text(equal_lengths=cell.equal_lengths).lengths
+    blocks, num_samples = [], len(text(equal_lengths=cell.equal_lengths))
     num_steps = options.warm_up + options.steps
     for number in range(options.rounds):
         rng = np.random.default_rng(number)
-        order = rng.permutation(len(length))[: num_steps * BATCH].reshape(num_steps, BATCH)
-        by_length = order.ravel()[np.argsort(length[order.ravel()])].reshape(order.shape)
-        for method in turn(methods, number):
-            mine = rng.permutation(by_length) if method == "group_by_length" else order
-            blocks.append(Block(method, mine[left_out(method, options) :], num_epochs))
+        order = rng.permutation(num_samples)[: num_steps * BATCH].reshape(num_steps, BATCH)
+        blocks += [
+            Block(method, order[left_out(method, options) :], num_epochs)
+            for method in turn(methods, number)
+        ]
     return blocks
 
 
@@ -133,7 +129,7 @@ def measure(cell: Cell, blocks: Sequence[Block], options: argparse.Namespace) ->
 def bounds_s(cell: Cell, block: Block) -> list[float]:
     """Return what no assignment of each step's samples beats."""
     cost = block.data(cell).cost
-    return [block.cell(cell).bound_s(cost[some]) for some in block.order] * block.num_epochs
+    return [cell.bound_s(cost[some]) for some in block.order] * block.num_epochs
 
 
 def tokens(cell: Cell, block: Block) -> list[int]:
@@ -177,8 +173,7 @@ def checks(found: Figures) -> Figures:
 
 def compared(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
     """Return the row of a cell."""
-    names = [name for name in (*METHODS, *BESIDE) if name in found]
-    measured = over_bound(found, names, options)
+    measured = over_bound(found, METHODS, options)
     ours = late(found, "ours", "step_s", options)
     for name in METHODS[:-1]:
         ratio = late(found, name, "step_s", options) / ours
@@ -222,12 +217,6 @@ def _over_bound(found: Figures, name: str, options: argparse.Namespace) -> Figur
         first = (np.array(found[name][what])[:, :FIRST] for what in ("step_s", "bound_s"))
         figures[f"first_{FIRST}_steps_over_bound"] = float(np.divide(*(x.sum() for x in first)))
     return figures
-
-
-def short_steps(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
-    """Return the row of a cell's shorter steps, in which the host weighs more."""
-    measured = over_bound(found, [SHORT], options)
-    return Row(f"{cell.of_short_steps}, short steps", "reported", measured | checks(found))
 
 
 def packed_instead(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
@@ -293,12 +282,10 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         folder = options.resume or Path(stack.enter_context(TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         for cell in cells if options.only in (None, "cells") else ():
-            methods = (*METHODS, SHORT, *(BESIDE if cell == cells[0] else ()))
-            blocks = blocks_of(cell, methods, options)
+            blocks = blocks_of(cell, METHODS, options)
             blocks += [] if cell.padded else blocks_of_packs(cell, options)
             found = kept(str(cell), cell, blocks, folder, options)
             yield compared(cell, found, options)
-            yield short_steps(cell, found, options)
             if not cell.padded:
                 yield packed_instead(cell, found, options)
         if options.only in (None, "itself"):

@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from statistics import median
 from typing import Any
 
@@ -21,13 +20,12 @@ from benchmarks._common import Row, main, progress
 from benchmarks._network_changing import EXCHANGES, NUM_SERVERS, raced
 from benchmarks._network_equal import equal_training
 from benchmarks._network_lab import in_lab, no_lab
-from benchmarks._network_training import training
 from evenstep.network import Aggregation, Links, Split, exchange_s, optimal_shares
 from evenstep.network._plans._optimum import equal_shares, lower_bound_s
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
-PARTS = "unequal,equal,equal-training,dedicated,changing,training"
+PARTS = "unequal,equal,dedicated,changing"
 CHUNKS = (8, 16, 32)
 NUM_ELEMENTS = 2_000_000  # 8 MB
 
@@ -43,17 +41,12 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     if "unequal" in parts:
         for mbit in settings:
             yield from collocated(mbit, rounds)
-    if "equal" in parts:
-        yield from equal_links(rounds * 3)  # bars of 3 % need more of them
     if "dedicated" in parts:
         yield from dedicated(rounds)
-    for name, part in (
-        ("equal-training", equal_training),
-        ("changing", partial(raced, EXCHANGES)),
-        ("training", training),
-    ):
-        if name in parts:
-            yield from part(options)
+    if "equal" in parts:
+        yield from equal_training(options)
+    if "changing" in parts:
+        yield from raced(EXCHANGES, options)
 
 
 def collocated(mbit: Sequence[float], rounds: int) -> Iterator[Row]:
@@ -114,30 +107,6 @@ def _compared(
             "of_which_not_explained": median(ours) / model_s,
         },
         met=met,
-    )
-
-
-def equal_links(rounds: int) -> Iterator[Row]:
-    """Compare DDP's backward without a hook, with it and no plan, and with equal shares."""
-    progress(f"4 workers at 100 Mbit/s, {rounds} rounds of 4 backwards")
-    settings = {"num_elements": NUM_ELEMENTS // 2**18 * 2**18, "chunk_bytes": 2**19}
-    told = in_lab([100] * 4, {"job": "backwards", "rounds": rounds, **settings})
-    seconds = told["seconds"]
-    plain = seconds["plain"]
-    fallback, noise = (_ratio(seconds[name], plain) for name in ("fallback", "plain again"))
-    yield Row(
-        what="equal links, 100 x 4 Mbit/s: a backward of DDP with the hook and no plan",
-        bar="within 3 % of DDP without a hook",
-        measured={
-            "plain_s": _spread(plain),
-            "fallback_s": _spread(seconds["fallback"]),
-            "over_plain": fallback,
-            "plain_over_plain": noise,
-            "equal_shares_s": _spread(seconds["equal"]),
-            "equal_shares_over_plain": _ratio(seconds["equal"], plain),
-            "apart": told["apart"],
-        },
-        met=fallback <= 1.03 and told["apart"] <= 1e-6,
     )
 
 

@@ -8,16 +8,21 @@ from __future__ import annotations
 
 import argparse
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
 from multiprocessing import get_context
 from pathlib import Path
+from typing import Any, ClassVar, final
 
 import numpy as np
 
 from benchmarks._common import Row, main, progress
-from benchmarks._rivals import AUTO, RIVALS
 from benchmarks._scenarios import NAMES, regret
+from evenstep import AffineTime, Cluster, Decision, StepTimings, allocate
+from evenstep.policies import AbstractPolicy, Auto, DynamicBatching, Equal, Lbb, LbBsp2020
+from evenstep.policies._base import equal_split
+from evenstep.prediction import AbstractPredictor, Ema
 from evenstep.sim import Scenario, read_trace, scenario
 
 TRACES = Path(__file__).parent / "traces"
@@ -26,12 +31,54 @@ WORLD_SIZES = (4, 8, 32)
 Task = tuple[str, str, int, int]  # rule, scenario, workers, seed
 
 
+@final
+@dataclass(frozen=True, slots=True)
+class Foreseen(AbstractPolicy[Any]):
+    """The exact split for the speeds that one predictor foresees, told the true fixed costs.
+
+    Args:
+        predictor: foresees speeds in samples per second.
+        intercept_s: fixed cost of every worker, ``(world_size,)``.
+    """
+
+    name: ClassVar[str] = "foreseen"
+
+    predictor: AbstractPredictor[Any]
+    intercept_s: tuple[float, ...]
+
+    def init(self, cluster: Cluster) -> Decision[Any]:
+        return Decision(equal_split(cluster), self.predictor.init(cluster.world_size), "equal")
+
+    def update(self, cluster: Cluster, timings: StepTimings, state: Any) -> Decision[Any]:
+        fixed_s = np.minimum(self.intercept_s, 0.99 * timings.compute_s)
+        state = self.predictor.update(state, timings.batch_size / (timings.compute_s - fixed_s))
+        times = AffineTime(np.array(self.intercept_s), 1 / self.predictor.predict(state))
+        return Decision(allocate(times, cluster), state, "as foreseen")
+
+
+def fixed_s(given: Scenario) -> tuple[float, ...]:
+    """Return the true fixed costs, as a profile would tell them."""
+    return tuple(given.workload.intercept_s.tolist())
+
+
+RIVALS: dict[str, Callable[[Scenario], AbstractPolicy[Any]]] = {
+    "equal": lambda given: Equal(),
+    "ema 0.1": lambda given: Foreseen(Ema(0.1), fixed_s(given)),
+    "ema 0.3": lambda given: Foreseen(Ema(0.3), fixed_s(given)),
+    "last": lambda given: Foreseen(Ema(1.0), fixed_s(given)),
+    "dynamic batching": lambda given: DynamicBatching(),
+    "lb-bsp +-5, window 5": lambda given: LbBsp2020(delta=5, window=5),
+    "lbb": lambda given: Lbb(fixed_s(given)),
+}
+"""What `auto` is compared with: one predictor with true fixed costs, and the papers' rules."""
+
+
 def percent(task: Task) -> float:
     """Return one run's regret in percent."""
     who, name, world_size, seed = task
     given = scenario(name, world_size=world_size, seed=seed)
-    rule = AUTO if who == "auto" else RIVALS[who][0]
-    return 100 * regret(rule(given), given, 64 * world_size)
+    rule = Auto() if who == "auto" else RIVALS[who](given)
+    return 100 * regret(rule, given, 64 * world_size)
 
 
 def table(
@@ -46,23 +93,6 @@ def table(
         who: dict(zip(NAMES, row.tolist(), strict=True))
         for who, row in zip(rules, means, strict=True)
     }
-
-
-def straw_men(pool: ProcessPoolExecutor) -> Iterator[Row]:
-    """Compare the single rules with design.md's figures, on its seeds."""
-    rules = [who for who, (_, said) in RIVALS.items() if said is not None]
-    found = table(pool, ["auto", *rules], 8, 8)
-    yield Row("auto, 8 workers, seeds 0 to 7: regret in %", "reported", dict(found["auto"]))
-    for who in rules:
-        ours, said = list(found[who].values()), RIVALS[who][1]
-        assert said is not None
-        near = [abs(a - b) <= max(0.2 * b, 0.5) for a, b in zip(ours, said, strict=True)]
-        yield Row(
-            f"{who}, 8 workers, seeds 0 to 7: regret in %",
-            "within 20 % or 0.5 points of the design's table",
-            {**found[who], "the design's": said},
-            all(near),
-        )
 
 
 def against_all(pool: ProcessPoolExecutor, world_size: int, num_seeds: int) -> Iterator[Row]:
@@ -108,8 +138,8 @@ def untuned_percent(task: tuple[str, str, int]) -> float:
     """Return one run's regret in percent on what nobody chose a constant by."""
     who, name, seed = task
     given = mixture(seed) if name == "mixture" else read_trace(TRACES / f"{name}.csv")
-    rule = AUTO if who == "auto" else RIVALS[who][0]
-    return 100 * regret(rule(given), given, 64 * given.world_size)
+    rule = Auto() if who == "auto" else RIVALS[who](given)
+    return 100 * regret(rule, given, 64 * given.world_size)
 
 
 def untuned(pool: ProcessPoolExecutor, num_seeds: int) -> Iterator[Row]:
@@ -130,9 +160,6 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield each answer as it is ready."""
     num_seeds = 2 if options.quick else options.seeds
     with ProcessPoolExecutor(os.cpu_count(), mp_context=get_context("forkserver")) as pool:
-        if not options.quick:
-            progress("the single rules, on the design's seeds")
-            yield from straw_men(pool)
         progress("what nobody tuned to")
         yield from untuned(pool, num_seeds)
         for world_size in (8,) if options.quick else WORLD_SIZES:

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from benchmarks._evidence import LONG, all_names, collect, complaints, run_in_short, source_of
+from benchmarks._evidence import collect, source_of
 
 FOUND = '{"machine": {}, "rows": []}'
 
@@ -66,28 +66,3 @@ def test_evidence_is_of_a_commit(tmp_path):
     (tmp_path / "src" / "code.py").write_text("changed")
     with pytest.raises(SystemExit, match="Commit these first"):
         source_of(tmp_path)
-
-
-def test_a_short_run_has_to_say_what_it_found(tmp_path):
-    """With ``--quick``, and in the form of all benchmarks; a bar that is missed is no fault."""
-    row = {"what": "a", "bar": "b", "measured": {}, "met": False}
-    found = json.dumps({"machine": {}, "rows": [row]})
-    count = tmp_path / "count"
-    commands = {
-        "missed": command(count, said=found, status=1),
-        "no rows": command(count),
-        "broken": command(count, said="Traceback", status=1),
-    }
-
-    assert run_in_short(commands) == ["no rows", "broken"]
-    assert count.read_text() == "x\n" * 3
-    assert complaints(0, found)
-    assert complaints(2, found)
-
-
-def test_all_benchmarks_are_run():
-    """Whole or in short; and none is listed that is gone."""
-    names = all_names()
-
-    assert LONG.keys() <= {*names}
-    assert {"faults", "arena"} <= {*names}

@@ -35,7 +35,6 @@ def test_nested_intervals_count_once():
 
     assert step.seconds == pytest.approx(0.090)
     assert step.own_s == pytest.approx(0.060)
-    assert step.unwaited_s == pytest.approx(0.065)
     assert step.met_s == pytest.approx([0.010, 0.010, 0.005])
     assert step.parts_s == pytest.approx([0.010, 0.020, 0.032, 0.003])
     assert [each[2:] for each in step.meetings] == [(True, True), (False, True), (True, False)]

@@ -1,1 +1,0 @@
-"""Rivals of today in environments of their own: `python -m benchmarks.rivals`."""
