@@ -44,11 +44,25 @@ class Shape:
 
 SHAPES = [
     Shape(
+        "ddp_tutorial",
+        "= DDP(",
+        "return DataLoader(",
+        "self.model = DDP(model)",
+        "self.model, self.train_data",
+    ),
+    Shape(
         "mnist",
         "DistributedDataParallel(model)",
         "DataLoader(dataset1",
         "DistributedDataParallel(model)",
         "model, train_loader",
+    ),
+    Shape(
+        "mingpt",
+        "= DDP(",
+        "return DataLoader(",
+        "across all the processes.",
+        "self.model, self.train_loader",
     ),
     Shape(
         "timm_train",
@@ -59,11 +73,32 @@ SHAPES = [
         "",
     ),
     Shape(
+        "torchtune_like",
+        "DistributedDataParallel(model)",
+        "dataloader = DataLoader(",
+        "shuffle=True)",
+        "self._model, self._dataloader",
+    ),
+    Shape(
         "fsdp2",
         "fully_shard(model,",
         "loader = DataLoader(",
         "sampler=DistributedSampler(dataset))",
         "model, loader",
+    ),
+    Shape(
+        "experiment_class",
+        "= DDP(",
+        "data.DataLoader(",
+        "self.build_model()",
+        "self.model, self.loader",
+    ),
+    Shape(
+        "loader_functions",
+        "return DistributedDataParallel",
+        "train_loader = DataLoader(",
+        "model = get_model()",
+        "model, train_loader",
     ),
     Shape("spawned", "= DDP(", "loader = DataLoader(", "= DDP(model)", "model, loader", "python"),
     Shape(

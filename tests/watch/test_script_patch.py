@@ -58,11 +58,12 @@ def test_three_lines_come_in_the_right_places(shape, tmp_path):
 
 def test_a_name_that_is_taken_stays_the_users(tmp_path):
     """A script with a `balancer` of its own gets another one."""
-    text = "balancer = 1\nmodel = DDP(net)\nloader = DataLoader(data)\n"
+    shape = BY_NAME["loader_functions"]
 
-    after = changed(text, between(text, model="DDP(", loader="DataLoader(").diff, tmp_path)
+    after = changed(shape.text, patch_of(shape).diff, tmp_path)
 
-    assert "\nevenstep_balancer = Balancer()\n" in after
+    assert "evenstep_balancer = Balancer()" in after
+    assert 'balancer = "a name that is taken"' in after
 
 
 def test_lines_end_as_they_did(tmp_path):
@@ -75,17 +76,16 @@ def test_lines_end_as_they_did(tmp_path):
     assert after.count("\n") == after.count("\r\n") == text.count("\n") + 3
 
 
-def test_tabs_and_what_an_object_keeps_stay(tmp_path):
+def test_tabs_and_a_missing_last_newline_stay(tmp_path):
     """What is added looks like what is there."""
-    text = (
-        "class T:\n\tdef __init__(self, net):\n\t\tself.loader = DataLoader(data)\n"
-        "\t\tself.model = DDP(net)\n"
-    )
+    shape = BY_NAME["experiment_class"]
+    text = shape.text.replace("    ", "\t").rstrip("\n")
 
-    after = changed(text, between(text, model="DDP(", loader="DataLoader(").diff, tmp_path)
+    after = changed(text, patched(text, "train.py", **shape.lines).diff, tmp_path)
 
     ast.parse(after)
     assert "\n\t\tself.balancer = Balancer()\n" in after
+    assert not after.endswith("\n")
 
 
 def test_a_last_line_without_an_end_is_no_obstacle(tmp_path):
@@ -133,6 +133,11 @@ UNCERTAIN = {
     "a loader made in every epoch": (
         "model = DDP(net)\nfor epoch in range(2):\n    loader = DataLoader(data)\n"
     ),
+    "a loader made in a function that every epoch calls": (
+        "def train_epoch(model):\n    loader = DataLoader(data)\n\n"
+        "def main():\n    model = DDP(net)\n    for epoch in range(2):\n"
+        "        train_epoch(model)\n"
+    ),
     "a loader that an iterator has already": (
         "loader = DataLoader(data)\nbatches = iter(loader)\nmodel = DDP(net)\n"
     ),
@@ -144,18 +149,28 @@ UNCERTAIN = {
     "two statements on a line": "model = DDP(net)\nloader = DataLoader(data); go()\n",
     "a branch on one line": "loader = DataLoader(data)\nif ddp: model = DDP(net)\n",
     "a loader in a branch": "if big:\n    loader = DataLoader(data)\nmodel = DDP(net)\n",
-    "a function that returns the loader": (
-        "def make(data):\n    return DataLoader(data)\n\nmodel = DDP(net)\nloader = make(1)\n"
+    "a function that is called twice": (
+        "def make(data):\n    return DataLoader(data)\n\none = make(1)\ntwo = make(2)\n"
+        "model = DDP(net)\n"
     ),
-    "a class that keeps a loader that it is given": (
-        "class T:\n    def __init__(self, loader):\n        self.loader = loader\n"
-        "        self.model = DDP(net)\n\nT(DataLoader(data))\n"
+    "a function that makes two models": (
+        "def wrap(net):\n    return DDP(net)\n\nmodel = wrap(one)\nothers.append(wrap(two))\n"
     ),
-    "branches that each make a loader": (
-        "if big:\n    loader = DataLoader(one)\nelse:\n    loader = load(two)\nmodel = DDP(net)\n"
+    "a class that is made twice": (
+        "class T:\n    def __init__(self, data):\n        self.data = data\n"
+        "        self.model = DDP(net)\n\nloader = DataLoader(data)\nT(loader)\nT(other)\n"
     ),
     "parts that never meet": (
         "def one():\n    model = DDP(net)\n\ndef two():\n    loader = DataLoader(data)\n"
+    ),
+    "a function with two returns": (
+        "def make():\n    if x:\n        return None\n    loader = DataLoader(data)\n"
+        "    return loader\n\nloader = make()\nmodel = DDP(net)\n"
+    ),
+    "a parameter that is kept and used": (
+        "class T:\n    def __init__(self, loader):\n        self.loader = loader\n"
+        "        self.model = DDP(net)\n        self.batches = iter(loader)\n\n"
+        "T(loader=1)\n"
     ),
     "no Python": "model = DDP(net\nloader = DataLoader(data)\n",
 }
@@ -171,6 +186,16 @@ def test_where_it_is_not_certain_words_say_what_to_change(name):
 
     assert patch.diff == ""
     assert patch.by_hand
+
+
+def test_branches_that_all_make_a_loader_are_certain():
+    """What follows both branches has the loader, whichever ran."""
+    text = (
+        "if big:\n    loader = DataLoader(one)\nelse:\n    loader = DataLoader(two)\n"
+        "model = DDP(net)\n"
+    )
+
+    assert "+model, loader = " in between(text, model="DDP(", loader="DataLoader(one").diff
 
 
 def test_a_script_that_is_balanced_already_is_left_alone():

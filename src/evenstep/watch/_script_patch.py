@@ -8,16 +8,12 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias, final
+from typing import final
+
+from ._script_flow import Binding, Script, bindings_of, dotted, targets
 
 _IMPORT = "from evenstep.torch import Balancer"
 _HARMLESS = ("dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers")
-_SHARD = "fully_shard"
-_WRAPPERS = ("DistributedDataParallel", "DDP", _SHARD)
-_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
-_LOOPS = (ast.For, ast.AsyncFor, ast.While)
-
-_Block: TypeAlias = list[ast.stmt]
 
 
 @final
@@ -37,28 +33,24 @@ class ScriptPatch:
 
 
 @dataclass(frozen=True, slots=True)
-class _Made:
-    """A statement that gives the model, or the loader, its name.
+class _Place:
+    """After which line the balancer comes, with which names.
 
     Attributes:
-        statement: such as ``model = DDP(model)``.
-        name: such as ``model`` or ``self.model``.
-        blocks: the lists of statements that it is in, the outermost first.
-        is_again: whether the name was that of the model before, too.
+        after: the statement before it.
+        model, loader: their names there.
     """
 
-    statement: ast.stmt
-    name: str
-    blocks: tuple[_Block, ...]
-    is_again: bool
+    after: ast.stmt
+    model: str
+    loader: str
 
 
 def patched(source: str, path: str, *, model_line: int, loader_line: int) -> ScriptPatch:
     """Return the change to a script that prepares its model and its loader.
 
-    The script is read, never run. There is a diff where one function, or the module itself, gives
-    names to both, outside of loops, and nothing goes through the loader in between. Whatever else
-    there is gets words, and no diff.
+    The script is read, never run. Right for names that can be followed in one file, where each
+    part goes one way only; whatever else there is gets words, and no diff.
 
     Args:
         source: the script's text.
@@ -67,28 +59,24 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> Scr
         loader_line: where the loader that trains is made.
     """
     try:
-        tree = ast.parse(source)
+        script = Script(source)
     except (SyntaxError, ValueError):
         return ScriptPatch("", (f"{path} cannot be read as Python",))
-    words = _words_of(tree)
-    if "evenstep" in words:
+    if script.uses("evenstep"):
         return ScriptPatch("", (f"{path} imports evenstep already",))
+    calls = script.made_at(model_line, "model"), script.made_at(loader_line, "loader")
+    words = by_hand([f"{path}:{model_line}"], [f"{path}:{loader_line}"])
+    if calls[0] is None or calls[1] is None:
+        return ScriptPatch("", words)
+    models = bindings_of(script, calls[0], "model")
+    loaders = bindings_of(script, calls[1], "loader")
+    found = next(_places(script, models, loaders), None)
     lines = list(io.StringIO(source, newline=""))
-    for scope in ast.walk(tree):
-        if not isinstance(scope, ast.Module | ast.FunctionDef | ast.AsyncFunctionDef):
-            continue
-        made = list(_made_in(scope, _aliases(tree)))
-        model, loader = _model_of(made, model_line), _loader_of(made, loader_line)
-        after = _meeting(model, loader) if model and loader else None
-        if model is None or loader is None or after is None:
-            continue
-        if _is_used_before(scope, loader, after) or not _stands_alone(after, lines):
-            continue
-        added = _added(words, model.name, loader.name)
-        folder, name = os.path.split(path) if os.path.isabs(path) else ("", path)
-        besides = _steps_loop(path) if isinstance(model.statement, ast.Expr) else ()
-        return ScriptPatch(_diff(tree, lines, name, after, added), besides, folder)
-    return ScriptPatch("", by_hand([f"{path}:{model_line}"], [f"{path}:{loader_line}"]))
+    if found is None or not _stands_alone(found.after, lines):
+        return ScriptPatch("", words)
+    besides = _steps_loop(path) if script.called(calls[0]) == "fully_shard" else ()
+    folder, name = os.path.split(path) if os.path.isabs(path) else ("", path)
+    return ScriptPatch(_diff(script, lines, name, found), besides, folder)
 
 
 def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, ...]:
@@ -125,118 +113,84 @@ def _steps_loop(path: str) -> tuple[str, ...]:
     )
 
 
-def _words_of(tree: ast.Module) -> set[str]:
-    """Return all names that a script has, and the packages that it imports from."""
-    words: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Name):
-            words.add(node.id)
-        elif isinstance(node, ast.Attribute):
-            words.add(node.attr)
-        elif isinstance(node, ast.Import):
-            words |= {alias.name.partition(".")[0] for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            words.add((node.module or "").partition(".")[0])
-    return words
+def _places(
+    script: Script, models: Sequence[Binding], loaders: Sequence[Binding]
+) -> Iterator[_Place]:
+    """Yield where both parts have a name and the loader has not been used yet."""
+    for model in models:
+        for loader in loaders:
+            if model.scope is not loader.scope:
+                continue
+            after = _meeting(script, model, loader)
+            if after is not None and not _is_used_before(script, loader, after):
+                yield _Place(after, model.name, loader.name)
 
 
-def _aliases(tree: ast.Module) -> dict[str, str]:
-    """Return what imported names are called where they come from."""
-    imports = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
-    return {one.asname or one.name: one.name for node in imports for one in node.names}
-
-
-def _made_in(
-    scope: ast.Module | ast.FunctionDef | ast.AsyncFunctionDef, aliases: dict[str, str]
-) -> Iterator[tuple[str, _Made]]:
-    """Yield what statements of a function make, outside of loops, with what it is made by."""
-    for statement, blocks in _statements(scope.body, ()):
-        call = getattr(statement, "value", None)
-        if not isinstance(call, ast.Call):
-            continue
-        maker = (_dotted(call.func) or "").rpartition(".")[2]
-        maker = aliases.get(maker, maker)
-        given = [_dotted(one) for one in call.args]
-        if isinstance(statement, ast.Expr) and maker == _SHARD and given and given[0]:
-            yield maker, _Made(statement, given[0], blocks, True)
-        for target in _targets(statement):
-            if name := _dotted(target):
-                yield maker, _Made(statement, name, blocks, name in given)
-
-
-def _statements(
-    block: _Block, above: tuple[_Block, ...]
-) -> Iterator[tuple[ast.stmt, tuple[_Block, ...]]]:
-    """Yield a block's statements and those inside them, but for loops and definitions."""
-    blocks = (*above, block)
-    for one in block:
-        yield one, blocks
-        if not isinstance(one, (*_DEFINITIONS, *_LOOPS)):
-            for inner in ("body", "orelse", "finalbody"):
-                yield from _statements(getattr(one, inner, []), blocks)
-
-
-def _targets(statement: ast.stmt) -> list[ast.expr]:
-    if isinstance(statement, ast.Assign):
-        return statement.targets
-    return [statement.target] if isinstance(statement, ast.AnnAssign) else []
-
-
-def _model_of(made: Sequence[tuple[str, _Made]], line: int) -> _Made | None:
-    """Return the model that is made on a line; where layers are sharded, the whole one."""
-    models = [(maker, one) for maker, one in made if maker in _WRAPPERS]
-    found = [one for _, one in models if _is_on(one.statement, line)]
-    sharded = [one for maker, one in models if maker == _SHARD]
-    return found[0] if len(found) == 1 else sharded[0] if len(sharded) == 1 else None
-
-
-def _loader_of(made: Sequence[tuple[str, _Made]], line: int) -> _Made | None:
-    """Return the loader that is made on a line, by DataLoader or a call such as one of timm's."""
-    found = [one for maker, one in made if "loader" in maker.lower()]
-    found = [one for one in found if _is_on(one.statement, line)]
-    return found[0] if len(found) == 1 else None
-
-
-def _is_on(statement: ast.stmt, line: int) -> bool:
-    return statement.lineno <= line <= (statement.end_lineno or statement.lineno)
-
-
-def _meeting(model: _Made, loader: _Made) -> ast.stmt | None:
-    """Return the statement after which both have names; None where that is not certain.
-
-    A model that is wrapped in a branch had its name before, whether or not the branch is taken.
-    """
-    first, last = sorted((model, loader), key=lambda one: one.statement.lineno)
-    if any(block is first.blocks[-1] for block in last.blocks):
-        return last.statement
-    in_reach = any(block is last.blocks[-1] for block in first.blocks)
-    return last.statement if in_reach and first.is_again else None
-
-
-def _is_used_before(scope: ast.AST, loader: _Made, after: ast.stmt) -> bool:
-    """Return whether what uses a loader may have kept it as it was, or gone through it."""
-    harmless = set()
-    for node in ast.walk(scope):
-        if isinstance(node, ast.Attribute) and node.attr in _HARMLESS:
-            harmless.add(node.value)
-        elif isinstance(node, ast.Call) and _dotted(node.func) == "len":
-            harmless.update(node.args)
-    begin = loader.statement.end_lineno or loader.statement.lineno
-    end = after.end_lineno or after.lineno
-    return any(
-        _dotted(node) == loader.name and begin < node.lineno <= end and node not in harmless
-        for node in ast.walk(scope)
-        if isinstance(node, ast.Name | ast.Attribute) and isinstance(node.ctx, ast.Load)
-    )
-
-
-def _dotted(node: ast.AST) -> str | None:
-    """Return a name, or a chain of attributes of one, as it is written; None for anything else."""
-    if isinstance(node, ast.Name):
-        return node.id
-    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)) is not None:
-        return f"{before}.{node.attr}"
+def _meeting(script: Script, model: Binding, loader: Binding) -> ast.stmt | None:
+    """Return the statement after which both parts are there; None where that is not certain."""
+    given = [(one.statement, one.name) for one in (model, loader) if one.statement is not None]
+    if not given or any(script.is_in_loop(statement) for statement, _ in given):
+        return None
+    given.sort(key=lambda one: one[0].lineno)
+    (first, first_name), (last, last_name) = given[0], given[-1]
+    if first is last:
+        return last
+    blocks = [script.block_of(last), *(script.block_of(one) for one in script.compounds(last))]
+    if any(script.block_of(first) is block for block in blocks):
+        return last
+    # The first is deeper in: in a branch, which the other configurations of the script skip.
+    outer = [first, *script.compounds(first)]
+    if not _is_there_anyhow(script, first, first_name):
+        return None
+    mine = [script.block_of(one) for one in outer]
+    if any(script.block_of(last) is block for block in mine):
+        return last
+    for one in [last, *script.compounds(last)]:
+        if any(script.block_of(one) is block for block in mine):
+            return one if _is_there_anyhow(script, last, last_name) else None
     return None
+
+
+def _is_there_anyhow(script: Script, statement: ast.stmt, name: str) -> bool:
+    """Return whether a name is given also where the branch that gives it is not taken."""
+    value = getattr(statement, "value", None)
+    if isinstance(value, ast.Call) and any(dotted(one) == name for one in value.args):
+        return True  # as in `model = DDP(model)`
+    branches = [one for one in script.compounds(statement) if isinstance(one, ast.If)]
+    return all(_gives(one.body, name) and _gives(one.orelse, name) for one in branches)
+
+
+def _gives(block: Sequence[ast.stmt], name: str) -> bool:
+    for one in block:
+        if any(dotted(target) == name for target in targets(one)):
+            return True
+        if isinstance(one, ast.If) and _gives(one.body, name) and _gives(one.orelse, name):
+            return True
+    return False
+
+
+def _is_used_before(script: Script, loader: Binding, after: ast.stmt) -> bool:
+    """Return whether what uses a loader may have kept it as it was, or gone through it."""
+    begin = 0 if loader.statement is None else loader.statement.end_lineno or 0
+    end = after.end_lineno or after.lineno
+    own = set() if loader.statement is None else set(ast.walk(loader.statement))
+    for node in script.within(loader.scope):
+        if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
+            continue
+        name, is_between = dotted(node), begin < node.lineno <= end
+        if name == loader.name and is_between and not _is_harmless(script, node):
+            return True
+        if name is not None and name == loader.former and node not in own:
+            return True
+    return False
+
+
+def _is_harmless(script: Script, node: ast.AST) -> bool:
+    """Return whether a loader is asked for its length, or for what it has, and no more."""
+    above = next(script.above(node))
+    if isinstance(above, ast.Attribute):
+        return above.attr in _HARMLESS
+    return isinstance(above, ast.Call) and dotted(above.func) == "len"
 
 
 def _stands_alone(statement: ast.stmt, lines: Sequence[str]) -> bool:
@@ -247,26 +201,21 @@ def _stands_alone(statement: ast.stmt, lines: Sequence[str]) -> bool:
     return not before.strip() and (not behind or behind.startswith("#"))
 
 
-def _added(words: set[str], model: str, loader: str) -> list[str]:
-    """Return the two lines that come after both are made."""
-    balancer = next(name for name in ("balancer", "evenstep_balancer") if name not in words)
-    if model.startswith("self.") and loader.startswith("self."):
-        balancer = f"self.{balancer}"
-    parts = f"{model}, {loader}"
-    return [f"{balancer} = Balancer()", f"{parts} = {balancer}.prepare({parts})"]
-
-
-def _diff(
-    tree: ast.Module, lines: Sequence[str], path: str, after: ast.stmt, added: Sequence[str]
-) -> str:
+def _diff(script: Script, lines: Sequence[str], path: str, place: _Place) -> str:
     newline = "\r\n" if lines[0].endswith("\r\n") else "\n"
-    first, at = lines[after.lineno - 1], after.end_lineno or after.lineno
+    free = next(name for name in ("balancer", "evenstep_balancer") if not script.uses(name))
+    keeps = place.model.startswith("self.") and place.loader.startswith("self.")
+    balancer = f"self.{free}" if keeps else free
+    parts = f"{place.model}, {place.loader}"
+    first = lines[place.after.lineno - 1]
     indent = first[: len(first) - len(first.lstrip())]
+    added = [f"{balancer} = Balancer()", f"{parts} = {balancer}.prepare({parts})"]
+    after = place.after.end_lineno or place.after.lineno
     new = list(lines)
-    if not new[at - 1].endswith(("\n", "\r")):
-        new[at - 1] += newline
-    new[at:at] = [f"{indent}{one}{newline}" for one in added]
-    new.insert(_import_line(tree), _IMPORT + newline)
+    if not new[after - 1].endswith(("\n", "\r")):
+        new[after - 1] += newline
+    new[after:after] = [f"{indent}{one}{newline}" for one in added]
+    new.insert(_import_line(script), _IMPORT + newline)
     found = difflib.unified_diff(list(lines), new, f"a/{path}", f"b/{path}")
     return "".join(_ended(line) for line in found)
 
@@ -275,10 +224,10 @@ def _ended(line: str) -> str:
     return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
 
 
-def _import_line(tree: ast.Module) -> int:
+def _import_line(script: Script) -> int:
     """Return after how many lines the import comes: the last one at the top of the module."""
     last = 0
-    for one in tree.body:
+    for one in script.tree.body:
         is_docstring = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
         if isinstance(one, ast.Import | ast.ImportFrom) or (is_docstring and not last):
             last = one.end_lineno or last
