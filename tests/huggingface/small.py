@@ -9,6 +9,8 @@ import torch
 from torch import nn
 from torch.utils.data import Dataset
 
+from ..torch.matrix import whole
+
 VOCABULARY = 23
 LENGTH = 8
 
@@ -191,7 +193,7 @@ def in_a_tuple(samples: list[dict[str, torch.Tensor]]) -> tuple[torch.Tensor, ..
 
 def flat(model: nn.Module) -> torch.Tensor:
     """Return all parameters in one vector, in double precision."""
-    return torch.cat([p.detach().double().flatten() for p in model.parameters()])
+    return torch.cat([whole(p.detach()).double().flatten() for p in model.parameters()])
 
 
 def distance(ours: torch.Tensor, theirs: torch.Tensor) -> float:

@@ -16,18 +16,19 @@ _GROUPS = (
 
 
 def check_accelerator(accelerator: Any) -> None:
-    """Raise unless the accelerator runs one process, or several with DDP.
+    """Raise unless the accelerator runs one process, or several with DDP or FSDP2.
 
     Raises:
         ValueError: another kind of distributed training, or more than the data parallel dimension.
     """
     kind = str(getattr(accelerator.distributed_type, "value", accelerator.distributed_type))
-    if kind != "NO" and not kind.startswith("MULTI_"):
+    is_fsdp2 = kind == "FSDP" and getattr(accelerator, "is_fsdp2", False)
+    if kind != "NO" and not kind.startswith("MULTI_") and not is_fsdp2:
         raise invalid(
             "Accelerator(...)",
-            "train with DDP, or in one process",
+            "train with DDP or FSDP2, or in one process",
             kind,
-            "Choose no FSDP, DeepSpeed or Megatron plugin; with FSDP2, use `evenstep.torch`.",
+            "Choose no DeepSpeed or Megatron plugin, and FSDP with `fsdp_version=2`.",
         )
     if dist.is_initialized() and dist.get_world_size() != accelerator.num_processes:
         # Where processes are started on a machine without accelerators, Accelerate may join them

@@ -150,6 +150,7 @@ def meets(trainer: Any, batch: Any, num_items: Any) -> bool:
     """Tell whether ranks meet where the loss is computed. Collective: every rank computes one."""
     if trainer.accelerator.num_processes == 1:
         return False
+    meet_before_forwards(trainer)  # which is none of the loss
     count = CollectiveCount()
     before = count()
     LossCalls(trainer)(batch, num_items)
@@ -164,10 +165,13 @@ def num_missing(trainer: Any, num_forwards: int) -> int:
 
 
 def meet_before_forwards(trainer: Any) -> None:
-    """Have ranks meet now in what DDP does at the begin of a forward. Collective.
+    """Have ranks meet now in what DDP, or FSDP2, does at the begin of a forward. Collective.
 
     Ranks differ in which of a step's portions their first forward is. Between portions `Trainer`
     may gather the number of tokens, and callbacks what they like.
     """
     if isinstance(trainer.model_wrapped, DistributedDataParallel):
         meet(trainer.model_wrapped)
+    for model in trainer.balancer._parts.models:
+        if model.shards is not None:
+            model.shards.gather(ahead=True)

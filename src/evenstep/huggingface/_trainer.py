@@ -235,7 +235,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             first.num_samples,
             num_items if is_scaled else None,
             is_scaled=is_scaled,
-            meets=self._meets,
+            meets=self._meets or getattr(self.accelerator, "is_fsdp2", False),
         )
         is_accumulated = self.args.gradient_accumulation_steps > 1
         if is_scaled and found not in (None, "items") and is_accumulated:

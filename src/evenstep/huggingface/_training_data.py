@@ -250,11 +250,10 @@ class TrainingData:
         self.balancer._parts.hints_unit = False  # the first step finds out
         self._loader: BalancedLoader = self.balancer.prepare(stock.rebuild(times=num_accumulated))
         self._meets = False
-        self._loader._context = replace(
-            self._loader._context,
-            no_sync=nullcontext,  # Trainer has its own around these
-            equal_forwards=lambda: self._meets,
-        )
+        context = replace(self._loader._context, equal_forwards=lambda: self._meets)
+        if not getattr(accelerator, "is_fsdp2", False):  # where parameters stay whole as well
+            context = replace(context, no_sync=nullcontext)  # Trainer has its own around these
+        self._loader._context = context
         self._epoch: Any = None
         self._number = 0
         self._steps: Iterator[Step] | None = None

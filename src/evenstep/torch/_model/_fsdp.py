@@ -121,7 +121,7 @@ class Shards:
 
     def __init__(self, layers: list[Any]) -> None:
         self._layers = layers
-        self._kept = False
+        self._kept = self._is_ahead = False
         self._gives_up = False  # after the forward under way
 
     @property
@@ -135,14 +135,20 @@ class Shards:
         for layer in self._layers:
             layer.set_reshard_after_forward(False, recurse=False)
 
-    def gather(self) -> None:
+    def gather(self, *, ahead: bool = False) -> None:
         """Make all parameters whole, and wait for it. Collective.
+
+        Ahead of a step's first forward it may be called as well: then that one gathers nothing.
 
         All are asked for at once, and the wait queues up behind them on the device's stream. What
         is whole is given up first: an optimizer may have stepped meanwhile, which it does on the
         shards.
         """
+        was_ahead, self._is_ahead = self._is_ahead, ahead
+        if was_ahead:
+            return
         self.reshard()
+        self._is_ahead = ahead
         handles = [layer.unshard(async_op=True) for layer in self._layers]
         for handle in handles:
             handle.wait()
@@ -166,6 +172,7 @@ class Shards:
 
     def reshard(self) -> None:
         """Give up whole parameters, as after a loop that was left in the middle of a step."""
+        self._is_ahead = False
         if self._kept:
             for layer in self._layers:
                 layer.reshard()
