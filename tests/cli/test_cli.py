@@ -46,7 +46,6 @@ OPTIONS = {
     ],
     "report": ["--compare", "--help", "--output"],
     "top": ["--help", "--once", "--refresh"],
-    "trace": ["--help", "--output", "--steps"],
     "plan": [
         "--add",
         "--chunks",

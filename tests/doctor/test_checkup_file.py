@@ -6,10 +6,11 @@ from dataclasses import asdict, replace
 import numpy as np
 import pytest
 from hypothesis import given
+from msgspec import ValidationError
+from msgspec.json import decode
 
 from evenstep._doctor import (
     RankFacts,
-    from_record,
     host_mbit,
     judge,
     read_checkup,
@@ -52,20 +53,20 @@ def drop_rate(record):
         ("[]", "schema"),
         ('{"schema": "evenstep.cluster-profile"}', "schema"),
         (damaged(lambda r: r.update(version=2)), "version from 1 to 1"),
-        (damaged(lambda r: r.update(version=True)), "version from 1 to 1"),
-        (damaged(lambda r: r.pop("checkup")), "checkup has fields missing"),
-        (damaged(lambda r: r["checkup"].update(world_size="3")), "checkup.world_size is '3'"),
-        (damaged(drop_rate), r"checkup.links\[0\] has fields missing or unknown"),
+        (damaged(lambda r: r.update(version=True)), "got `bool`.*version"),
+        (damaged(lambda r: r.pop("checkup")), "missing required field `checkup`"),
+        (damaged(lambda r: r["checkup"].update(world_size="3")), r"`int`, got `str`.*world_size"),
+        (damaged(drop_rate), "missing required field `bytes_per_s`"),
         (damaged(lambda r: r["checkup"]["paces"][0].update(rank=7)), r"nothing is known of.*7"),
         (damaged(lambda r: r["checkup"]["paces"][0]["seconds"].pop()), "the times of rank 0"),
         (damaged(lambda r: r["checkup"]["paces"][1].update(sizes=[0] * 20)), "times of rank 1"),
         (damaged(lambda r: r["checkup"]["ranks"][0].update(rank=1)), r"ranks are \[1, 1, 2\]"),
         (damaged(lambda r: r["checkup"].update(global_batch_size=0)), "global_batch_size is 0"),
         (damaged(lambda r: r["checkup"]["links"][0].update(bytes_per_s=-1.0)), "slower than 0"),
-        (damaged(lambda r: r["checkup"]["ranks"][0].update(device=None)), "ranks.0..device"),
+        (damaged(lambda r: r["checkup"]["ranks"][0].update(device=None)), "got `null`.*device"),
         (
             damaged(lambda r: r["checkup"]["links"][0].update(bytes_per_s=float("nan"))),
-            "bytes_per_s is nan",
+            "must be JSON",
         ),
     ],
 )
@@ -92,12 +93,10 @@ def test_facts_of_another_version_can_be_read():
     record |= {"feeling": "well", "cpu": record["cpu"] | {"sockets": 2}}
     del record["unused_gpus"], record["cpu"]["pressure"]
 
-    assert from_record(RankFacts, record, lenient=True) == rank(3)
-    with pytest.raises(ValueError, match="feeling"):
-        from_record(RankFacts, record)
+    assert decode(json.dumps(record), type=RankFacts) == rank(3)
     del record["versions"]
-    with pytest.raises(ValueError, match="versions"):
-        from_record(RankFacts, record, lenient=True)
+    with pytest.raises(ValidationError, match="versions"):
+        decode(json.dumps(record), type=RankFacts)
 
 
 def test_times_become_fixed_cost_and_speed():

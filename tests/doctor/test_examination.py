@@ -11,8 +11,7 @@ import torch
 import torch.distributed as dist
 
 from evenstep._doctor import judge
-from evenstep.doctor._desk import Desk, open_desk
-from evenstep.doctor._examination import NotExamined, Patience, StageLine, examine
+from evenstep.doctor._examination import Desk, NotExamined, Patience, StageLine, examine, open_desk
 
 from .facts import rank
 

@@ -8,8 +8,7 @@ import torch
 
 from evenstep._doctor import CgroupLimits
 from evenstep.doctor._examination import StageLine
-from evenstep.doctor._reference_step import Reference, check_step, load_step
-from evenstep.doctor._timed_step import sizes_for, time_steps
+from evenstep.doctor._timed_step import Reference, check_step, load_step, sizes_for, time_steps
 
 
 class FakeClock:

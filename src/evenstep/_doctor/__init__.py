@@ -1,7 +1,6 @@
 """What ``evenstep doctor`` looks at and what it finds: facts in, findings out."""
 
-from ._cgroup_limits import CgroupLimits as CgroupLimits
-from ._cgroup_limits import read_cgroups as read_cgroups
+from ._checkup_facts import Ailment as Ailment
 from ._checkup_facts import Checkup as Checkup
 from ._checkup_facts import CpuFacts as CpuFacts
 from ._checkup_facts import Device as Device
@@ -10,20 +9,20 @@ from ._checkup_facts import NetworkFacts as NetworkFacts
 from ._checkup_facts import Pace as Pace
 from ._checkup_facts import RankFacts as RankFacts
 from ._checkup_facts import RoomFacts as RoomFacts
-from ._checkup_file import from_record as from_record
-from ._checkup_file import read_checkup as read_checkup
-from ._checkup_file import to_json as to_json
+from ._checkup_facts import read_checkup as read_checkup
+from ._checkup_facts import to_json as to_json
 from ._checkup_text import as_text as as_text
-from ._findings import Ailment as Ailment
+from ._judge import host_mbit as host_mbit
 from ._judge import judge as judge
-from ._judge_links import host_mbit as host_mbit
+from ._judge import run_times as run_times
 from ._link_probe import TURN_S as TURN_S
 from ._link_probe import LinkServer as LinkServer
 from ._link_probe import measure_link as measure_link
+from ._link_probe import schedule as schedule
+from ._machine_facts import CgroupLimits as CgroupLimits
 from ._machine_facts import gpus_of_driver as gpus_of_driver
+from ._machine_facts import read_cgroups as read_cgroups
 from ._machine_facts import read_cpu as read_cpu
 from ._machine_facts import read_network as read_network
 from ._machine_facts import read_room as read_room
 from ._machine_facts import read_variables as read_variables
-from ._paces import run_times as run_times
-from ._schedule import schedule as schedule

@@ -1,8 +1,17 @@
-"""What one rank says of itself, its machine and its network: facts, not yet judged."""
+"""What ranks say of themselves and what is found: facts and findings, as values and as a file."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from msgspec import MsgspecError, Struct, to_builtins
+from msgspec.json import decode
+
+from ..exceptions import invalid
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,3 +210,122 @@ class Checkup:
     def of(self, rank: int) -> RankFacts:
         """Return the facts of a rank that answered."""
         return next(facts for facts in self.ranks if facts.rank == rank)
+
+
+class Ailment(StrEnum):
+    """What can be wrong; `docs/doctor.md` has a line for each."""
+
+    RANK_MISSING = "rank-missing"
+    VERSIONS_DIFFER = "versions-differ"
+    THREADS_OVERSUBSCRIBED = "threads-oversubscribed"
+    QUOTA_BELOW_THREADS = "quota-below-threads"
+    QUOTA_THROTTLES = "quota-throttles"
+    CORES_IDLE = "cores-idle"
+    OTHERS_BUSY = "others-busy"
+    GOVERNOR_SLOW = "governor-slow"
+    GPU_SHARED = "gpu-shared"
+    GPU_UNUSED = "gpu-unused"
+    MEMORY_LOW = "memory-low"
+    SHARED_MEMORY_LOW = "shared-memory-low"
+    OPEN_FILES_LOW = "open-files-low"
+    DEBUG_VARIABLE = "debug-variable"
+    HOSTNAME_LOOPBACK = "hostname-loopback"
+    INTERFACE_MISSING = "interface-missing"
+    INTERFACE_SLOW = "interface-slow"
+    LINK_UNREACHABLE = "link-unreachable"
+    LINK_SLOW = "link-slow"
+    LATENCY_HIGH = "latency-high"
+    STEP_FAILED = "step-failed"
+    SPEED_NOISY = "speed-noisy"
+    RANK_SLOW = "rank-slow"
+    NOT_WORTH_KEEPING = "not-worth-keeping"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundAilment:
+    """Something that is wrong, or costs time.
+
+    Attributes:
+        ailment: what it is.
+        ranks: whose; empty where it is no rank's in particular.
+        evidence: what was read or measured that says so, one sentence.
+        remedy: what to do, one sentence.
+    """
+
+    ailment: Ailment
+    ranks: tuple[int, ...]
+    evidence: str
+    remedy: str
+
+
+SCHEMA = "evenstep.doctor"
+VERSION = 1
+
+
+class _Head(Struct):
+    """What every file has, whichever version wrote it."""
+
+    schema: str
+    version: int
+
+
+class _Written(Struct):
+    """What a file of this version has; fields that are unknown are passed over."""
+
+    checkup: Checkup
+
+
+def to_json(checkup: Checkup, findings: Sequence[FoundAilment]) -> str:
+    """Return it as indented text; times in seconds, rates in bytes per second."""
+    record = {"schema": SCHEMA, "version": VERSION, "checkup": checkup, "findings": findings}
+    return json.dumps(to_builtins(record), indent=1, allow_nan=False) + "\n"
+
+
+def read_checkup(path: str | Path) -> Checkup:
+    """Return what ``evenstep doctor`` wrote.
+
+    Raises:
+        ValueError: the file is damaged, of something else, or of a newer version.
+        OSError: it cannot be read.
+    """
+    name, remedy = f"read_checkup({str(path)!r})", "Give what `evenstep doctor --out` wrote."
+    text = Path(path).read_bytes()
+    try:
+        head = decode(text, type=_Head)
+    except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        rule = "be JSON with a schema and a version"
+        raise invalid(name, rule, error, remedy) from error
+    if head.schema != SCHEMA:
+        raise invalid(name, f'be of `"schema": "{SCHEMA}"`', repr(head.schema)[:60], remedy)
+    if not 1 <= head.version <= VERSION:
+        newer = "Upgrade evenstep, or write it again by `evenstep doctor --out`."
+        raise invalid(name, f"be of a version from 1 to {VERSION}", head.version, newer)
+    try:
+        checkup = decode(text, type=_Written).checkup
+        _check(checkup)
+    except (MsgspecError, ValueError) as error:
+        raise invalid(name, "hold a checkup", error, remedy) from error
+    return checkup
+
+
+def _check(checkup: Checkup) -> None:
+    """Refuse what no checkup has.
+
+    Raises:
+        ValueError: ranks or times cannot be.
+    """
+    known = [facts.rank for facts in checkup.ranks]
+    if len(set(known)) < len(known) or not set(known) <= set(range(checkup.world_size)):
+        raise ValueError(f"ranks are {known} of {checkup.world_size}")
+    named = {rank for link in checkup.links for rank in (link.receiver, link.sender)}
+    named |= {pace.rank for pace in checkup.paces}
+    if not named <= set(known):
+        raise ValueError(f"nothing is known of ranks {sorted(named - set(known))}")
+    for pace in checkup.paces:
+        right = len(pace.sizes) == len(pace.seconds)
+        if not right or min(pace.sizes, default=1) < 1 or min(pace.seconds, default=1) <= 0:
+            raise ValueError(f"the times of rank {pace.rank} are not one above 0 for each size")
+    if any(link.bytes_per_s < 0 or link.round_trip_s < 0 for link in checkup.links):
+        raise ValueError("a link is slower than 0")
+    if checkup.global_batch_size < 1:
+        raise ValueError(f"global_batch_size is {checkup.global_batch_size}")

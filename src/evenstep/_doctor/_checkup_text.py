@@ -8,11 +8,8 @@ import numpy as np
 
 from .._render._words import counted, number, paragraph, percent, printable, seconds, text_table
 from ..advice import advise
-from ._checkup_facts import Checkup, RankFacts
-from ._findings import FoundAilment
-from ._judge_links import between_hosts
-from ._judge_speeds import spread_of
-from ._paces import run_times, usable
+from ._checkup_facts import Checkup, FoundAilment, RankFacts
+from ._judge import between_hosts, run_times, spread_of, usable
 
 MOST_IN_MATRIX = 8
 """Ranks that measured links; past them, the slowest links are listed instead."""

@@ -5,8 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ._checkup_facts import Checkup, RankFacts
-from ._findings import Ailment, FoundAilment
+from ._checkup_facts import Ailment, Checkup, FoundAilment, RankFacts
 
 GIB = 2**30
 LEAST_SHARED_BYTES = GIB // 2

@@ -14,7 +14,6 @@ from ._plan_command import plan
 from ._report_command import report
 from ._simulate import simulate
 from ._top_command import top
-from ._trace_command import trace
 from ._watch_command import watch
 
 app = typer.Typer(
@@ -49,7 +48,6 @@ app.command("lab", short_help="Run a script on hosts that this machine emulates.
 app.command("simulate", short_help="Compare policies on simulated workers.", no_args_is_help=True)(
     simulate
 )
-app.command("trace", short_help="Write a recorded run as a trace for Perfetto.")(trace)
 app.command("plan", short_help="How long a step takes, and which workers are worth it.")(plan)
 app.command(
     "watch",

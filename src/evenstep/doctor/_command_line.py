@@ -11,9 +11,8 @@ from pathlib import Path
 from .._doctor import Checkup, as_text, judge, to_json
 from .._render._words import spare_strictness, terminal_width
 from ..exceptions import invalid
-from ._desk import open_desk
-from ._examination import Patience, StageLine, examine
-from ._reference_step import check_step
+from ._examination import Patience, StageLine, examine, open_desk
+from ._timed_step import check_step
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -1,36 +1,229 @@
-"""One rank's part of a checkup: facts, links in turn, timed steps. Rank 0 leads."""
+"""One rank's part of a checkup: facts, links in turn, timed steps; rank 0 leads, by the store."""
 
 from __future__ import annotations
 
-import json
 import os
+import platform
 import secrets
 import sys
 import time
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from datetime import timedelta
 from functools import partial
-from typing import TextIO, final
+from pathlib import Path
+from typing import Protocol, TextIO, final
 
+import numpy as np
 import torch
+import torch.distributed as dist
+from msgspec import MsgspecError
+from msgspec.json import decode, encode
 
+from .. import __version__
 from .._doctor import (
     TURN_S,
     CgroupLimits,
     Checkup,
+    Device,
     LinkServer,
     LinkSpeed,
     Pace,
     RankFacts,
-    from_record,
+    gpus_of_driver,
     measure_link,
     read_cgroups,
+    read_cpu,
+    read_network,
+    read_room,
+    read_variables,
     schedule,
 )
-from ._desk import Desk
-from ._reference_step import REFERENCE, Reference, Step, load_step
-from ._timed_step import BUDGET_S, sizes_for, time_steps
-from ._torch_facts import device_for, facts_of
+from .._exchange._threads import network_name
+from ..exceptions import invalid
+from ._timed_step import BUDGET_S, REFERENCE, Reference, Step, load_step, sizes_for, time_steps
+
+_POLL_S = 0.02
+
+
+class KeyStore(Protocol):
+    """Where texts are kept by name: any of torch's stores."""
+
+    def set(self, key: str, value: str, /) -> None:
+        """Keep ``value`` as ``key``."""
+
+    def get(self, key: str, /) -> bytes:
+        """Return what is kept as ``key``."""
+
+    def check(self, keys: list[str], /) -> bool:
+        """Tell whether all of ``keys`` are there."""
+
+
+@final
+class Desk:
+    """Leaves and fetches texts by topic and rank.
+
+    Args:
+        store: what all ranks share.
+        rank: the own one.
+        world_size: how many there are.
+        clock, sleep: of this process.
+    """
+
+    def __init__(
+        self,
+        store: KeyStore,
+        rank: int,
+        world_size: int,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        sleep: Callable[[float], None] = time.sleep,
+    ) -> None:
+        self.rank, self.world_size = rank, world_size
+        self._store, self._clock, self._sleep = store, clock, sleep
+
+    def leave(self, topic: str, text: str) -> None:
+        """Have the others find ``text`` under this topic and the own rank."""
+        self._store.set(_key(topic, self.rank), text)
+
+    def fetch(
+        self,
+        topic: str,
+        ranks: Iterable[int],
+        within_s: float,
+        *,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> dict[int, str]:
+        """Return what ranks left, by rank; those that left nothing in time are missing.
+
+        ``meanwhile`` is called again and again while others are waited for.
+        """
+        waiting = {rank: _key(topic, rank) for rank in ranks}
+        until_s = self._clock() + within_s
+        # All at once: a question for each would be many for a large cluster.
+        while waiting and not self._store.check(list(waiting.values())):
+            if self._clock() >= until_s:
+                break
+            if meanwhile is not None:
+                meanwhile()
+            self._sleep(_POLL_S)
+        there = (rank for rank, key in waiting.items() if self._store.check([key]))
+        return {rank: self._store.get(waiting[rank]).decode() for rank in there}
+
+    def wait(self, topic: str, within_s: float) -> str | None:
+        """Return what rank 0 left; None if there is nothing in time."""
+        return self.fetch(topic, [0], within_s).get(0)
+
+
+def open_desk(environ: Mapping[str, str], *, timeout_s: float) -> Desk:
+    """Return the desk of this rank: torchrun's store, or one of its own where it is alone.
+
+    Args:
+        environ: as torchrun sets it; without ``RANK`` there is one rank.
+        timeout_s: how long to try to reach the store.
+
+    Raises:
+        ValueError: the environment has a rank and lacks the rest.
+        RuntimeError: the store cannot be reached.
+    """
+    if "RANK" not in environ:
+        return Desk(dist.HashStore(), 0, 1)  # type: ignore[attr-defined]
+    try:
+        rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
+        address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
+    except (KeyError, ValueError) as error:
+        rule = "have RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT, or no RANK"
+        remedy = "Start it by `torchrun --nproc-per-node 2 -m evenstep.doctor`."
+        raise invalid("environment of evenstep.doctor", rule, error, remedy) from error
+    is_agents = environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    store = dist.TCPStore(  # type: ignore[attr-defined]
+        address,
+        port,
+        world_size,
+        is_master=rank == 0 and not is_agents,
+        timeout=timedelta(seconds=timeout_s),
+        wait_for_workers=False,  # those who do not come are to be named
+        multi_tenant=True,
+    )
+    attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = dist.PrefixStore(f"evenstep-doctor-{attempt}", store)  # type: ignore[attr-defined]
+    return Desk(own, rank, world_size)
+
+
+def _key(topic: str, rank: int) -> str:
+    return f"{topic}/{rank}"
+
+
+def device_for(local_rank: int) -> torch.device:
+    """Return the device that a rank has in most scripts: the card of its number, or the CPU."""
+    if not torch.cuda.is_available():
+        return torch.device("cpu")
+    return torch.device("cuda", local_rank % torch.cuda.device_count())
+
+
+def facts_of(
+    rank: int,
+    device: torch.device,
+    limits: CgroupLimits,
+    *,
+    environ: Mapping[str, str],
+    port: int,
+    root: Path = Path("/"),
+) -> RankFacts:
+    """Return all that this rank says of itself.
+
+    Args:
+        rank: the own one.
+        device: what it computes on.
+        limits: of its control groups.
+        environ: of its process.
+        port: where it listens while links are measured.
+        root: of the file system that is read.
+    """
+    return RankFacts(
+        rank=rank,
+        host=platform.node(),
+        machine=network_name(),
+        versions=_versions(device),
+        device=_described(device, root),
+        cpu=read_cpu(torch.get_num_threads(), limits, root),
+        room=read_room(limits, root),
+        network=read_network(environ, environ.get("MASTER_ADDR", "localhost"), root, port),
+        variables=read_variables(environ),
+        unused_gpus=0 if torch.cuda.is_available() else gpus_of_driver(root),
+    )
+
+
+def _versions(device: torch.device) -> dict[str, str]:
+    found = {
+        "evenstep": __version__,
+        "torch": str(torch.__version__),
+        "Python": platform.python_version(),
+        "numpy": np.__version__,
+    }
+    if device.type == "cuda":
+        found["CUDA"] = torch.version.cuda or "none"
+        if torch.distributed.is_nccl_available():
+            nccl: tuple[int, ...] = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+            found["NCCL"] = ".".join(map(str, nccl))
+    return found
+
+
+def _described(device: torch.device, root: Path) -> Device:
+    if device.type == "cuda":
+        found = torch.cuda.get_device_properties(device)
+        return Device("cuda", str(found.name), str(getattr(found, "uuid", "")))
+    return Device("cpu", _cpu_model(root))
+
+
+def _cpu_model(root: Path) -> str:
+    try:
+        lines = (root / "proc/cpuinfo").read_text("utf-8", "replace").splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())
+
 
 SAMPLES_PER_RANK = {"cpu": 32, "cuda": 512}
 GO, SKIP = "go", "skip"
@@ -120,7 +313,7 @@ def examine(
         raise NotExamined(f"Rank 0 was not heard within {patience.arrive_s:g} s.")
     with LinkServer(token) as server:
         facts = facts_of(desk.rank, device, limits, environ=os.environ, port=server.port)
-        desk.leave("facts", json.dumps(asdict(facts)))
+        desk.leave("facts", encode(facts).decode())
         member = _Member(desk, limits, token, load, patience)
         if desk.rank:
             member.follow()
@@ -141,8 +334,8 @@ def _pairs_in(turns: Iterable[Iterable[tuple[int, ...]]]) -> set[frozenset[int]]
 def _read(told: str) -> RankFacts | None:
     """Return what a rank said of itself; None if its evenstep is too far from this one."""
     try:
-        return from_record(RankFacts, json.loads(told), lenient=True)
-    except ValueError:
+        return decode(told, type=RankFacts)
+    except MsgspecError:
         return None
 
 
@@ -165,7 +358,7 @@ class _Member:
         told = self.desk.wait("orders", self.patience.all_s)
         if told is None:
             raise NotExamined("Rank 0 told no plan: it may have ended.")
-        orders = from_record(DoctorOrders, json.loads(told))
+        orders = decode(told, type=DoctorOrders)
         if self.desk.rank not in orders.ranks:
             raise NotExamined(
                 f"Rank {self.desk.rank} came too late: the others began after "
@@ -184,13 +377,13 @@ class _Member:
         """Measure what comes from others in one turn."""
         for receiver, sender in pairs:
             link = measure_link(receiver, sender, orders.address(sender), self.token)
-            self.desk.leave(f"link-{at}", json.dumps(asdict(link)))
+            self.desk.leave(f"link-{at}", encode(link).decode())
 
     def time(self, orders: DoctorOrders) -> None:
         """Time steps."""
         budget_s = self.patience.timing_s
         pace = time_steps(self.desk.rank, self.load, orders.sizes, self.limits, budget_s=budget_s)
-        self.desk.leave("pace", json.dumps(asdict(pace)))
+        self.desk.leave("pace", encode(pace).decode())
 
     def _heard(self, topic: str) -> str:
         told = self.desk.wait(topic, self.patience.all_s)
@@ -226,7 +419,7 @@ class _Leader:
             turns=plan.turns,
             sizes=sizes_for(global_batch_size, desk.world_size),
         )
-        desk.leave("orders", json.dumps(asdict(orders)))
+        desk.leave("orders", encode(orders).decode())
         links = self._links(orders)
         paces = self._paces(orders)
         desk.leave("end", "")
@@ -255,7 +448,7 @@ class _Leader:
             told = desk.fetch(f"link-{at}", awaited, self.member.patience.turn_s)
             for receiver, sender in awaited.items():
                 if receiver in told:
-                    found.append(from_record(LinkSpeed, json.loads(told[receiver])))
+                    found.append(decode(told[receiver], type=LinkSpeed))
                 else:
                     silent.add(receiver)
                     found.append(LinkSpeed(receiver, sender, 0.0, 0.0, "it stopped answering"))
@@ -270,9 +463,7 @@ class _Leader:
         told = desk.fetch("pace", orders.ranks, within_s)
         late = f"no times {within_s:g} s after rank 0 had its own"
         return tuple(
-            from_record(Pace, json.loads(told[rank]))
-            if rank in told
-            else Pace(rank, (), (), 0.0, late)
+            decode(told[rank], type=Pace) if rank in told else Pace(rank, (), (), 0.0, late)
             for rank in orders.ranks
         )
 
