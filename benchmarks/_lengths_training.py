@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from benchmarks._real_text import functions, tokens_of
-from evenstep.sim._lower_bound import lower_bound_s
+from evenstep.sim._sample_workload import lower_bound_s
 
 LONGEST, VOCABULARY, WIDTH = 768, 1024, 32
 LINEAR = 512  # a sample costs `LINEAR * L + L**2`: most of a long one's cost is quadratic

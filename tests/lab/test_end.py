@@ -12,7 +12,7 @@ import pytest
 
 from evenstep.lab import Host, Lab, clean
 from evenstep.lab._cpu_groups import find_cpu_groups, members_file
-from evenstep.lab._namespaces import Namespace
+from evenstep.lab._links import Namespace
 
 from .remains import RUN, left_of, processes_of, processes_on_hosts, running
 

@@ -9,10 +9,8 @@ import pytest
 
 from evenstep.lab import Host, Lab, LabUnavailable
 from evenstep.lab._cpu_groups import CpuGroupsV2
-from evenstep.lab._host import Rate, check_cores
-from evenstep.lab._links import set_rate
-from evenstep.lab._machine import Machine, check_machine, check_torch
-from evenstep.lab._namespaces import Namespace
+from evenstep.lab._host import Machine, Rate, check_cores, check_machine, check_torch
+from evenstep.lab._links import Namespace, set_rate
 from tests.form.test_surface import run
 
 ALL = frozenset({"pyroute2", "torch"})

@@ -8,8 +8,8 @@ import sys
 import pytest
 
 from evenstep.lab import clean
-from evenstep.lab._namespaces import Namespace
-from evenstep.lab._state import State, read_states, start_of
+from evenstep.lab._built import State, read_states, start_of
+from evenstep.lab._links import Namespace
 
 
 def state_of(**changes):

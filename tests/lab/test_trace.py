@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenstep.lab import Trace, drawn_trace, read_trace, write_trace
 from evenstep.lab._host import Rate
-from evenstep.lab._player import Player
+from evenstep.lab._lab import Player
 from evenstep.lab._trace import Change
 
 RATES = st.floats(0.1, 10_000)

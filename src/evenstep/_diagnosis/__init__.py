@@ -1,8 +1,17 @@
 """Where the time of a step goes, who waits for whom, and why: times in, causes out."""
 
-from ._account import Phase, StepAccounts, accounted, time_by_phase
-from ._causes import Cause, Diagnosis, FoundCause, diagnosed
-from ._clues import HostClues, StepClues
+from ._account import (
+    Cause,
+    Diagnosis,
+    FoundCause,
+    HostClues,
+    Phase,
+    StepAccounts,
+    StepClues,
+    accounted,
+    diagnosed,
+    time_by_phase,
+)
 from ._diagnoser import Diagnoser
 
 __all__ = [

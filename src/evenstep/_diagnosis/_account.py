@@ -1,14 +1,201 @@
-"""Where the time of a step went, by phase and rank."""
+"""Where a step's time went, what else was noticed in it, and what causes of waiting there are."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import IntEnum
-from typing import final
+from dataclasses import dataclass
+from enum import IntEnum, StrEnum
+from typing import NamedTuple, final
 
 import numpy as np
 
-from ..events import StepsAccounted
+from .._types import FloatArray
+from ..events import StepsAccounted, WaitingDiagnosed
+
+
+@dataclass(frozen=True, slots=True)
+class StepClues:
+    """Of one rank in one step.
+
+    Attributes:
+        gc_us: microseconds in Python's garbage collector, on any thread of the process.
+        compile_us: microseconds of compiling, by ``torch.compile`` for example.
+        size: numbers or tokens in the inputs of its forwards, whatever the loop hands to them;
+            0 where that is not known.
+    """
+
+    gc_us: int = 0
+    compile_us: int = 0
+    size: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class HostClues:
+    """Of one rank's process and machine, over a second or so.
+
+    All are differences between two looks; those that a system does not offer are 0.
+
+    Attributes:
+        step: the step under way at the second look.
+        lasted_s: seconds between the looks.
+        cpu_s: CPU seconds of the process, all threads.
+        throttled_s: seconds for which its CPU quota held it back (``cpu.stat`` of the cgroup).
+        run_delay_s: seconds for which the thread that trains was ready to run and had no core.
+        major_faults: pages that had to be read from a disk.
+        alloc_retries: how often an accelerator's allocator gave back memory to find some.
+    """
+
+    step: int
+    lasted_s: float
+    cpu_s: float = 0.0
+    throttled_s: float = 0.0
+    run_delay_s: float = 0.0
+    major_faults: int = 0
+    alloc_retries: int = 0
+
+
+class HostRates(NamedTuple):
+    """All ``(world_size,)``; 0 where nothing is known.
+
+    Attributes:
+        quota: part of the time in which a CPU quota held the rank back.
+        delay: part of the time in which its thread was ready and had no core.
+        faults_per_s: pages read from a disk.
+        retries: how often the allocator gave back memory to find some.
+    """
+
+    quota: FloatArray
+    delay: FloatArray
+    faults_per_s: FloatArray
+    retries: FloatArray
+
+
+@final
+class Machines:
+    """Sums up looks at processes and machines, over the newest seconds and the whole run.
+
+    Args:
+        world_size: number of ranks.
+        window_s: how many seconds; between half of them and all are looked at.
+    """
+
+    def __init__(self, world_size: int, window_s: float) -> None:
+        self._half_s = window_s / 2
+        self._run, self._older, self._newer = np.zeros((3, 6, world_size))
+
+    def add(self, rank: int, clues: HostClues) -> None:
+        """Take in one look."""
+        if self._newer[0, rank] >= self._half_s:
+            self._older[:, rank] = self._newer[:, rank]
+            self._newer[:, rank] = 0.0
+        found = (
+            clues.lasted_s,
+            clues.cpu_s,
+            clues.throttled_s,
+            clues.run_delay_s,
+            clues.major_faults,
+            clues.alloc_retries,
+        )
+        self._newer[:, rank] += found
+        self._run[:, rank] += found
+
+    def rates(self, *, whole_run: bool) -> HostRates:
+        """Return what was seen."""
+        sums = self._run if whole_run else self._older + self._newer
+        lasted_s = np.maximum(sums[0], 1e-9)
+        # Held back on several CPUs at once counts several times, as does the time used there.
+        quota = sums[2] / np.maximum(lasted_s, sums[1] + sums[2])
+        delay, faults_per_s = sums[3:5] / lasted_s
+        return HostRates(quota, delay, faults_per_s, retries=sums[5].copy())
+
+
+class Cause(StrEnum):
+    """Why ranks wait."""
+
+    SLOW_WORKER = "slow worker"
+    """A device or a CPU that is slower throughout; a CPU quota is said as evidence."""
+    THROTTLING = "throttling"
+    """It gets slower as time goes on."""
+    CONTENTION = "contention"
+    """It is slower at times: others use the machine as well."""
+    SLOW_BACKWARD = "slow backward"
+    """Slower in the backward alone."""
+    INPUT = "input"
+    NETWORK = "network"
+    """All wait together; which rank's link it is cannot be told in plain DDP without a probe."""
+    GARBAGE_COLLECTION = "garbage collection"
+    CHECKPOINT = "checkpoint"
+    """One rank saves while the others wait."""
+    LOGGING = "logging"
+    """Or whatever else the loop does on one rank alone."""
+    LENGTHS = "lengths of samples"
+    """The rank that draws the longest samples is another one in every step."""
+    ROTATING = "rotating"
+    """The slowest rank changes from step to step, and nothing that is measured says why."""
+    COMPILATION = "compilation"
+    MEMORY = "memory pressure"
+
+
+@dataclass(frozen=True, slots=True)
+class FoundCause:
+    """One cause, and what it costs.
+
+    Attributes:
+        cause: what it is.
+        rank: whose; None where it is no rank's in particular.
+        lost_share: part of all ranks' time that others lose by it, in [0, 1]: they wait, or would
+            if no slower rank hid this one. Of a cause without a rank: part of all ranks' time.
+        evidence: what was measured that says so, one line.
+        remedy: what to do, one line.
+    """
+
+    cause: Cause
+    rank: int | None
+    lost_share: float
+    evidence: str
+    remedy: str
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """Who waits for whom, and why.
+
+    Attributes:
+        step: the newest step that was looked at.
+        num_steps: how many were.
+        step_s: seconds of one, in the mean.
+        waiting_share: part of all ranks' time that is waiting for others, in [0, 1].
+        explained_share: part of the waiting that the causes explain, in [0, 1].
+        found: the costliest first; empty where too little is explained, or little is lost.
+        no_verdict: why there is no cause, in words; empty where there are some.
+    """
+
+    step: int
+    num_steps: int
+    step_s: float
+    waiting_share: float
+    explained_share: float
+    found: tuple[FoundCause, ...]
+    no_verdict: str = ""
+
+
+def diagnosed(found: Diagnosis) -> WaitingDiagnosed:
+    """Return the event that reports ``found``."""
+    causes = found.found
+    return WaitingDiagnosed(
+        step=found.step,
+        num_steps=found.num_steps,
+        step_s=found.step_s,
+        waiting_share=found.waiting_share,
+        explained_share=found.explained_share,
+        causes=tuple(str(one.cause) for one in causes),
+        ranks=tuple(-1 if one.rank is None else one.rank for one in causes),
+        lost_share=tuple(one.lost_share for one in causes),
+        evidence=tuple(one.evidence for one in causes),
+        remedy=tuple(one.remedy for one in causes),
+        no_verdict=found.no_verdict,
+    )
+
 
 _MOST_OPEN = 1024  # steps: ranks hold their reports back for a moment, and a device may be late
 

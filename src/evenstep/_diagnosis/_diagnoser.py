@@ -8,9 +8,7 @@ from typing import final
 import numpy as np
 
 from .._types import FloatArray
-from ._account import Phase
-from ._causes import Diagnosis
-from ._clues import HostClues, Machines, StepClues
+from ._account import Diagnosis, HostClues, Machines, Phase, StepClues
 from ._course import Course, levels_of
 from ._frontier import FrontierSums, RankSteps, frontier
 from ._verdict import verdict

@@ -10,8 +10,7 @@ import numpy as np
 
 from .._render._words import counted, number, percent, seconds
 from .._types import FloatArray
-from ._causes import Cause, Diagnosis, FoundCause
-from ._clues import HostRates
+from ._account import Cause, Diagnosis, FoundCause, HostRates
 from ._course import Levels, Shape, more_than_others, shape_of
 from ._frontier import Family, FrontierSums
 

@@ -10,11 +10,10 @@ import numpy as np
 
 from .._render._words import counted, number, percent, seconds
 from .._types import FloatArray
-from ._chart_data import Spec, areas, every, heat, highest, lines, lowest, wider
-from ._markup import chart, table
+from ._chart_data import Spec, areas, chart, every, heat, highest, lines, lowest, table, wider
 from ._run_figures import PARTS, LinkFigures, ReportFigures
 from ._sayings import LABELS, rank_name
-from ._step_bins import over
+from ._step_tally import over
 
 MOST_ROWS = 32
 """Ranks in a table; of more, the ones that matter most."""

@@ -11,7 +11,7 @@ from string import Template
 import numpy as np
 
 from .._render._words import counted, number, percent, seconds, sizes
-from ._chart_data import as_script, highest
+from ._chart_data import as_script, folded, highest, key_figures, table, text
 from ._charts import (
     MOST_ROWS,
     Drawn,
@@ -24,7 +24,6 @@ from ._charts import (
     waiting,
     waiting_shares,
 )
-from ._markup import folded, key_figures, table, text
 from ._run_figures import PARTS, LinkFigures, ReportFigures
 from ._sayings import (
     LABELS,

@@ -1,16 +1,30 @@
-"""Lines of a file of events, read one by one: what is damaged is left out, and counted."""
+"""The one reader of events: lines, a file that is complete, one that grows, and its newest run."""
 
 from __future__ import annotations
 
+import logging
+import os
+import stat
 from codecs import BOM_UTF8
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields
-from typing import Any, final, get_args
+from pathlib import Path
+from typing import Any, BinaryIO, final, get_args
 
 from msgspec import DecodeError, Struct, ValidationError
 from msgspec.json import Decoder
 
-from ..events import SCHEMA_VERSION, Event, RunStarted, WaitingDiagnosed
+from ..events import (
+    SCHEMA_VERSION,
+    Event,
+    MemoryCapped,
+    Rebalanced,
+    RunStarted,
+    StepMeasured,
+    WaitingDiagnosed,
+)
+from ..exceptions import invalid
 
 LONGEST_LINE = 1 << 22
 """Bytes of a line at most; a step of 10,000 ranks has half of that. A longer one is damaged."""
@@ -247,3 +261,252 @@ def _checked_ranks(event: Event, world_size: int | None) -> int | None:
         if not least <= each < world_size:
             raise ValueError(f"`{name}(rank=...)` must name ranks below {world_size}, got {each}")
     return world_size
+
+
+_BUFFER = 1 << 20
+
+
+@final
+class EventFile:
+    """Yields the events of a file that ``JsonLines`` wrote, each with its line, from 1.
+
+    Damaged lines are left out and counted (``EventLines`` has the rules). A last line that was cut
+    short is left out without a word: the run was killed, or is writing.
+
+    Args:
+        path: a run's folder, its ``events.jsonl``, or a pipe.
+        wanted: names of the events to yield, besides ``RunStarted``; None is all.
+        check: raises ValueError for an event that is to be left out as damaged.
+    """
+
+    def __init__(
+        self,
+        path: str | Path,
+        *,
+        wanted: frozenset[str] | None = None,
+        check: Callable[[Event], None] | None = None,
+    ) -> None:
+        self.path = events_file(path)
+        self._wanted, self._check = wanted, check
+        self.left_out = LeftOut()
+
+    def __iter__(self) -> Iterator[tuple[int, Event]]:
+        """Read the file from its beginning.
+
+        Raises:
+            ValueError: a newer evenstep wrote the file, or none did.
+            OSError: the file cannot be read.
+        """
+        lines = EventLines(str(self.path), wanted=self._wanted, check=self._check)
+        self.left_out = lines.left_out
+        with self.path.open("rb", _BUFFER) as file:
+            _check_kind(file, self.path)
+            for line in whole_lines(file):
+                event = lines.read(line)
+                if event is not None:
+                    yield lines.num_lines, event
+        lines.check_end()
+
+
+def events_file(path: str | Path) -> Path:
+    """Return the file of events in a run's folder; of a file, itself."""
+    path = Path(path)
+    return path / "events.jsonl" if path.is_dir() else path
+
+
+def read_events(path: str | Path) -> Iterator[Event]:
+    """Yield the events of a run's folder or file; ``EventFile`` has the rules."""
+    return (event for _, event in EventFile(path))
+
+
+def whole_lines(file: BinaryIO) -> Iterator[Line]:
+    """Yield all lines of ``file`` without their ends, in constant memory.
+
+    The last one counts without a newline if it ends as an object does: then it is whole.
+    """
+    while line := file.readline(LONGEST_LINE):
+        if line.endswith(b"\n"):
+            yield line[:-1]
+        elif len(line) < LONGEST_LINE:
+            if line.endswith(b"}") or not line.startswith(b"{"):
+                yield line
+            return
+        else:
+            while (line := file.readline(LONGEST_LINE)) and not line.endswith(b"\n"):
+                pass
+            yield None
+
+
+def _check_kind(file: BinaryIO, path: Path) -> None:
+    """Refuse what has no end, such as ``/dev/zero``."""
+    if stat.S_IFMT(os.fstat(file.fileno()).st_mode) not in (stat.S_IFREG, stat.S_IFIFO):
+        raise invalid("EventFile(path=...)", "be a file or a pipe", f"{path}", "Give a run's.")
+
+
+_BLOCK = 1 << 18
+_MARK = 256  # bytes: they hold times to the last digit, which no other step has
+
+
+@final
+class FollowedFile:
+    """Yields whole lines of a growing file, some of them at a time.
+
+    Every look opens the file anew and asks nothing of the system that a network disk does not
+    have: neither notifications nor numbers of files. The last bytes that were read are compared
+    at every look. Where they are others, or the file is shorter, it was replaced, and is read
+    from its beginning. Memory is constant, whatever is in the file.
+
+    Args:
+        path: the file, which need not exist yet.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.position = 0
+        """Bytes that were read, up to the end of a line. Where to go on from, in another process
+        too: see ``begin_at``."""
+        self.num_replaced = 0
+        self._mark = b""
+        self._is_inside = False  # of a line whose beginning was passed over
+
+    def begin_at(self, position: int) -> None:
+        """Go on at any byte; a line that it is in the middle of is passed over."""
+        self.position, self._mark = position, b""
+        self._is_inside = position > 0
+        if position:
+            self.position -= 1  # where that is the end of a line, the next one is whole
+
+    def read(self) -> Sequence[Line]:
+        """Return the next lines; none where no whole one was added since the last call.
+
+        Raises:
+            OSError: the file cannot be read, or is not there.
+        """
+        with self.path.open("rb", buffering=0) as file:
+            size = file.seek(0, os.SEEK_END)
+            file.seek(max(self.position - len(self._mark), 0))
+            if size < self.position or file.read(len(self._mark)) != self._mark:
+                self.begin_at(0)
+                self.num_replaced += 1
+                file.seek(0)
+            block = file.read(_BLOCK) or b""
+            while b"\n" not in block and len(block) < LONGEST_LINE:
+                more = file.read(_BLOCK)
+                if not more:
+                    break
+                block += more
+        return self._lines(block)
+
+    def _lines(self, block: bytes) -> Sequence[Line]:
+        end = block.rfind(b"\n") + 1
+        was_inside, is_too_long = self._is_inside, not end and len(block) >= LONGEST_LINE
+        if is_too_long:
+            self._is_inside = True
+            self._pass(block)
+            return () if was_inside else (None,)
+        if not end:
+            return ()
+        self._is_inside = False
+        self._pass(block[:end])
+        lines = block[: end - 1].split(b"\n")
+        return lines[1:] if was_inside else lines
+
+    def _pass(self, block: bytes) -> None:
+        self.position += len(block)
+        self._mark = (self._mark + block)[-_MARK:]
+
+
+WARM_UP = 1
+"""Steps at the start that readers pass over, as training does: kernels are chosen, memory is found.
+"""
+MOST_STEPS = 20_000
+"""The newest steps that are kept, at most: 64 ranks take 200 MB for them."""
+
+_WANTED = frozenset({"StepMeasured", "MemoryCapped", "Rebalanced"})
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a file of events says of the run that began last in it.
+
+    Attributes:
+        file: the file.
+        start: its ``RunStarted``; None where that was not recorded.
+        steps: the newest ``StepMeasured``, each with the line that says so, at least one, all of
+            as many workers, with times and sizes that can be.
+        caps: the last known largest batch of a rank, where there was one. Empty in a loop that
+            takes micro-batches: what is known there bounds one forward.
+    """
+
+    file: Path
+    start: RunStarted | None
+    steps: list[tuple[int, StepMeasured]]
+    caps: dict[int, int]
+
+    @classmethod
+    def of(cls, path: str | Path, *, caller: str) -> Recorded:
+        """Return what a run's folder, or its ``events.jsonl``, says.
+
+        From the last start in the file on, if training began more than once: earlier workers may
+        have been others. What is damaged is left out, with a warning of the logger ``evenstep``.
+
+        Args:
+            path: the folder or the file.
+            caller: the function that was given it, for errors.
+
+        Raises:
+            ValueError: there is no measured step, or nothing is an event.
+            OSError: the file cannot be read.
+        """
+        start: RunStarted | None = None
+        steps: deque[tuple[int, StepMeasured]] = deque(maxlen=MOST_STEPS)
+        caps: dict[int, int] | None = {}
+        events = EventFile(path, wanted=_WANTED, check=_check)
+        try:
+            for line, event in events:
+                match event:
+                    case RunStarted():
+                        start, caps = event, {}
+                        steps.clear()
+                    case StepMeasured():
+                        steps.append((line, event))
+                    case MemoryCapped() | Rebalanced():
+                        caps = _caps_after(event, caps)
+        except ValueError as error:
+            raise ValueError(f"`{caller}(path=...)`: {error}") from error
+        file, left_out = events.path, str(events.left_out)
+        if not steps:
+            got = f"none in {file}" + (f" ({left_out})" if left_out else "")
+            remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."
+            raise invalid(f"{caller}(path=...)", "hold a measured step", got, remedy)
+        if left_out:
+            logging.getLogger("evenstep").warning("%s: %s. The rest is used.", file, left_out)
+        return cls(file, start, list(steps), caps or {})
+
+    @property
+    def global_batch_size(self) -> int:
+        """Samples of a full step; those of the newest step where no start was recorded."""
+        if self.start is None:
+            return sum(self.steps[-1][1].batch_size)
+        return self.start.global_batch_size
+
+
+def _caps_after(
+    event: MemoryCapped | Rebalanced, caps: dict[int, int] | None
+) -> dict[int, int] | None:
+    """Return the caps of local batches; None once they are known to bound one forward only."""
+    if isinstance(event, Rebalanced):
+        return caps if event.max_forward is None else None
+    if caps is None or event.unit != "samples":
+        return caps
+    return {**caps, event.rank: event.max_batch_size}
+
+
+def _check(event: Event) -> None:
+    """Raise for a step in which a worker computed in no time, of which nothing can be learnt."""
+    if not isinstance(event, StepMeasured):
+        return
+    for rank, (size, second) in enumerate(zip(event.batch_size, event.compute_s, strict=True)):
+        if size and not second > 0:
+            name = "`StepMeasured(compute_s=...)`"
+            raise ValueError(f"{name} must be positive for {size} samples, got 0 of rank {rank}")

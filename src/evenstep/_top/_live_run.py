@@ -9,7 +9,7 @@ from typing import final
 
 import numpy as np
 
-from .._telemetry._news import fault, news
+from .._telemetry._line import fault, news
 from .._types import FloatArray
 from ..events import (
     Event,

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from .._telemetry._recorded import WARM_UP, Recorded
+from .._telemetry._event_lines import WARM_UP, Recorded
 from .._types import FloatArray, IntArray
 from ..events import StepMeasured
 from ..exceptions import invalid

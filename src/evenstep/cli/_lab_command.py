@@ -12,8 +12,8 @@ from typing import Annotated, NoReturn, TypeVar
 import typer
 
 from ..lab import Host, Lab, LabUnavailable, Trace, clean, read_trace
-from ..lab._machine import Machine, check_machine
-from ..lab._trace_file import parse_mbit
+from ..lab._host import Machine, check_machine
+from ..lab._trace import parse_mbit
 from ._common import check_ends, fail, numbers, refused
 
 Value = TypeVar("Value")

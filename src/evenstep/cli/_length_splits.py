@@ -16,8 +16,8 @@ from .. import sim
 from .._render._words import paragraph, percent, seconds, text_table
 from .._types import Cluster
 from ..sim import Scenario
-from ..sim._lengths import DRAWN, read_lengths
 from ..sim._sample_workload import SampleWorkload
+from ..sim._scenario import DRAWN, read_lengths
 from ._common import check_ends, names, refused, within
 from ._plan_text import Question
 from ._simulated_workers import Case, heading, progress

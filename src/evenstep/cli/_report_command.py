@@ -11,7 +11,7 @@ import typer
 
 from .. import __version__
 from .._report import ReportFigures, page, read_figures
-from .._telemetry._event_file import events_file
+from .._telemetry._event_lines import events_file
 from .._whole_file import write_whole
 from ._common import fail, spare, unread, unwritten
 

@@ -17,7 +17,7 @@ from .. import sim
 from .._types import FloatArray
 from ..exceptions import invalid
 from ..sim import Scenario
-from ..sim._rows import read_rows
+from ..sim._read_trace import read_rows
 from ..sim._scenarios import scenario_names
 from ._common import least, names, numbers, refused, spread, within
 

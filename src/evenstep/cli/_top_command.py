@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 
 from .._top import FileSource, Source, StreamSource, TopView, watch
-from .._top._refreshing import quit_key
+from .._top._run_sources import quit_key
 from ._common import check_ends, fail, unread, within
 
 

@@ -1,10 +1,12 @@
-"""From events to metrics: the one list of names that all adapters share."""
+"""One set of metrics, and hooks that give it to TensorBoard, Prometheus or OpenTelemetry."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Final, NamedTuple, final
+from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Final, NamedTuple, final
 
+from .._install import install_line
 from ..events import (
     BalancingStopped,
     Event,
@@ -21,6 +23,14 @@ from ..events import (
     WorkerLost,
 )
 from ..exceptions import invalid
+
+if TYPE_CHECKING:
+    from opentelemetry.metrics import CallbackOptions, Meter, Observation
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+    from prometheus_client.core import Metric as Family
+from dataclasses import dataclass
+from typing import Protocol
 
 MOST_RANKS: Final = 256
 """With more, a series for each rank is too much for what stores them."""
@@ -182,3 +192,172 @@ def check_has(argument: str, value: object, method: str, example: str) -> None:
     """
     if isinstance(value, type) or not hasattr(value, method):
         raise invalid(argument, f"have `{method}`", repr(value), f"Give {example}.")
+
+
+@final
+class OpenTelemetry:
+    """A hook whose metrics a meter of OpenTelemetry observes.
+
+    Names are ``evenstep.step.wall_s``, ``evenstep.rank.compute_s`` with the attribute ``rank``, and
+    so on; OpenTelemetry has no convention for training steps. Values are made when the SDK asks for
+    them, at its own interval. A meter observes one run at a time.
+
+    Usage:
+        hooks = (OpenTelemetry(metrics.get_meter("training")),)
+
+    Args:
+        meter: a meter of your ``MeterProvider``, which says where metrics go.
+
+    Raises:
+        ValueError: it is no meter.
+        ImportError: ``opentelemetry`` is missing.
+    """
+
+    def __init__(self, meter: Meter) -> None:
+        try:
+            from opentelemetry.metrics import Observation
+        except ImportError as error:
+            line = install_line("export")
+            raise ImportError(f"`OpenTelemetry` needs opentelemetry-api: `{line}`.") from error
+        example = '`opentelemetry.metrics.get_meter("training")`'
+        check_has("OpenTelemetry(meter=...)", meter, "create_observable_gauge", example)
+        self._observation = Observation
+        self._newest = Newest()
+        for kinds, create in (
+            (GAUGES, meter.create_observable_gauge),
+            (COUNTERS, meter.create_observable_counter),
+        ):
+            for name, unit, words in kinds:
+                create(name, callbacks=[partial(self._observe, name)], unit=unit, description=words)
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event."""
+        self._newest.take(event)
+
+    def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
+        samples = self._newest.samples()
+        return [self._observation(v, dict(labels)) for n, v, labels in samples if n == name]
+
+
+_UNITS = {"_s": "_seconds", "_share": "_ratio"}
+
+
+@final
+class Prometheus:
+    """A hook whose metrics a registry of ``prometheus_client`` shows.
+
+    Names are those of the other adapters in Prometheus' way: ``evenstep_step_wall_seconds``,
+    ``evenstep_rank_compute_seconds{rank="3"}``, ``evenstep_samples_total``. Values are made when
+    they are scraped. A registry holds one run at a time.
+
+    Usage:
+        registry = CollectorRegistry()
+        start_http_server(9400, registry=registry)
+        hooks = (Prometheus(registry),)
+
+    Args:
+        registry: where this is registered. Start the server for it yourself, on rank 0.
+
+    Raises:
+        ValueError: it is no registry.
+        ImportError: ``prometheus_client`` is missing.
+    """
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        try:
+            from prometheus_client import core
+        except ImportError as error:
+            line = install_line("export")
+            raise ImportError(f"`Prometheus` needs prometheus-client: `{line}`.") from error
+        example = "a `prometheus_client.CollectorRegistry()`"
+        check_has("Prometheus(registry=...)", registry, "register", example)
+        self._core = core
+        self._newest = Newest()
+        registry.register(self)
+
+    def __call__(self, event: Event) -> None:
+        """Take in an event."""
+        self._newest.take(event)
+
+    def describe(self) -> Iterable[Family]:
+        """Return what there may be, for the registry to tell apart from others."""
+        return self._families().values()
+
+    def collect(self) -> Iterable[Family]:
+        """Return what there is."""
+        families = self._families()
+        for name, value, labels in self._newest.samples():
+            families[name].add_sample(_full(name, families[name].type), dict(labels), value)
+        return [family for family in families.values() if family.samples]
+
+    def _families(self) -> dict[str, Family]:
+        families: dict[str, Family] = {
+            metric.name: self._core.GaugeMetricFamily(_plain(metric.name), metric.help)
+            for metric in GAUGES
+        }
+        for metric in COUNTERS:
+            name = _plain(metric.name)
+            families[metric.name] = self._core.CounterMetricFamily(name, metric.help)
+        return families
+
+
+def _plain(name: str) -> str:
+    """Return a metric's name in base units."""
+    for unit, base in _UNITS.items():
+        if name.endswith(unit):
+            name = name.removesuffix(unit) + base
+    return name.replace(".", "_")
+
+
+def _full(name: str, kind: str) -> str:
+    return _plain(name) + "_total" * (kind == "counter")
+
+
+_MOST_RANKS = 16
+
+
+class ScalarWriter(Protocol):
+    """What is asked of torch's ``SummaryWriter``, or of another one."""
+
+    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
+        """Write a value."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class TensorBoard:
+    """A hook that writes the metrics of steps as scalars.
+
+    Tags begin with ``evenstep/``; those of a rank end with its number. A scalar takes 20
+    microseconds of Python's time, so all of them would slow training down. Only every tenth step is
+    written, and with more than 16 ranks quantiles and the largest values. Counters are left out.
+
+    Usage:
+        hooks = (TensorBoard(SummaryWriter("runs/mine")),)
+
+    Args:
+        writer: such as ``torch.utils.tensorboard.SummaryWriter``. Close it yourself after the run.
+        every: number of steps of which one is written, at least 1; 1 writes all.
+
+    Raises:
+        ValueError: ``writer`` cannot write scalars, or ``every`` is below 1.
+    """
+
+    writer: ScalarWriter
+    every: int = 10
+
+    def __post_init__(self) -> None:
+        example = "a `torch.utils.tensorboard.SummaryWriter`"
+        check_has("TensorBoard(writer=...)", self.writer, "add_scalar", example)
+        if self.every < 1:
+            rule = "be at least 1"
+            raise invalid("TensorBoard(every=...)", rule, self.every, "Use 1 for all steps.")
+
+    def __call__(self, event: Event) -> None:
+        """Write what the event says of its step."""
+        step = getattr(event, "step", None)
+        if step is None or (isinstance(event, StepMeasured) and step % self.every):
+            return
+        for name, value, labels in gauges_of(event, most_ranks=_MOST_RANKS):
+            tag = "/".join([name.replace(".", "/", 1), *(value for _, value in labels)])
+            self.writer.add_scalar(tag, value, step)

@@ -3,14 +3,14 @@
 Needs the extra ``lab``. Importing it imports neither pyroute2 nor torch.
 """
 
+from ._built import clean as clean
 from ._host import Host as Host
+from ._host import LabUnavailable as LabUnavailable
 from ._lab import Lab as Lab
-from ._machine import LabUnavailable as LabUnavailable
-from ._remains import clean as clean
 from ._trace import Trace as Trace
 from ._trace import drawn_trace as drawn_trace
-from ._trace_file import read_trace as read_trace
-from ._trace_file import write_trace as write_trace
+from ._trace import read_trace as read_trace
+from ._trace import write_trace as write_trace
 
 __all__ = [
     "Host",

@@ -2,20 +2,229 @@
 
 from __future__ import annotations
 
+import json
 import os
 import secrets
+import signal
 import sys
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import final
 
+from .._whole_file import write_whole
 from . import _links
-from ._cpu_groups import AbstractCpuGroups, members_file
-from ._host import Host, Rate
-from ._links import Traffic
-from ._machine import LabUnavailable
-from ._remains import remove
-from ._state import RUN, State, start_of
+from ._cpu_groups import AbstractCpuGroups, members_file, remove_group
+from ._host import Host, LabUnavailable, Rate
+from ._links import Namespace, Traffic
+
+PREFIX = "evenstep-lab"
+"""What the names of everything that a lab makes begin with."""
+
+RUN = Path("/run") / PREFIX
+"""Holds, for each lab, a file that says what it made and a folder of its namespaces."""
+
+_SUFFIX = ".json"
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class State:
+    """One lab, by its names.
+
+    Attributes:
+        run_id: its own part of all names, letters and digits.
+        pid: process that made it.
+        started: when that process began, in ticks since the machine did; numbers are used again.
+        num_hosts: how many hosts it has.
+        group_root: where its control groups are; None if it has none.
+    """
+
+    run_id: str
+    pid: int
+    started: int
+    num_hosts: int
+    group_root: str | None
+
+    def folder(self, run: Path) -> Path:
+        """Return the folder of its namespaces."""
+        return run / self.run_id
+
+    def names(self, run: Path) -> Path:
+        """Return the file that says which name has which address."""
+        return self.folder(run) / "hosts"
+
+    def switch(self, run: Path) -> Namespace:
+        """Return the namespace that all links end in."""
+        return Namespace(self.folder(run) / "switch")
+
+    def host(self, run: Path, host: int) -> Namespace:
+        """Return the namespace of a host."""
+        return Namespace(self.folder(run) / f"h{host}")
+
+    def group(self, host: int) -> Path | None:
+        """Return the folder of a host's control group."""
+        if self.group_root is None:
+            return None
+        return Path(self.group_root) / f"{PREFIX}-{self.run_id}-h{host}"
+
+    def write(self, run: Path) -> None:
+        """Write it down, whole or not at all."""
+        run.mkdir(mode=0o755, exist_ok=True)
+        write_whole(run / f"{self.run_id}{_SUFFIX}", [json.dumps(asdict(self))])
+
+    def forget(self, run: Path) -> None:
+        """Delete what was written: nothing of the lab is left by now."""
+        (run / f"{self.run_id}{_SUFFIX}").unlink(missing_ok=True)
+
+    def is_running(self) -> bool:
+        """Whether the process that made it is there still."""
+        return start_of(self.pid) == self.started
+
+
+def read_states(run: Path) -> list[State]:
+    """Return the labs that are written down.
+
+    Raises:
+        ValueError: a file there is not what a lab writes.
+    """
+    return [_read(file) for file in sorted(run.glob(f"*{_SUFFIX}"))] if run.is_dir() else []
+
+
+def start_of(pid: int) -> int | None:
+    """Return when a process began, in ticks since the machine did; None where there is none."""
+    try:
+        text = (Path("/proc") / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    # The name in brackets may hold blanks and brackets itself.
+    fields = text.rpartition(")")[2].split()
+    state, started = fields[0], int(fields[19])
+    return None if state == "Z" else started
+
+
+def _read(file: Path) -> State:
+    """Return a lab whose names lead nowhere but to what a lab makes."""
+    try:
+        state = State(**json.loads(file.read_text(encoding="utf-8")))
+    except (TypeError, ValueError) as error:
+        raise ValueError(_unlike(file)) from error
+    numbers = (state.pid, state.started, state.num_hosts)
+    root = state.group_root
+    if not (
+        state.run_id == file.name.removesuffix(_SUFFIX)
+        and state.run_id.isalnum()
+        and all(type(number) is int for number in numbers)
+        and (root is None or (isinstance(root, str) and Path(root).is_absolute()))
+    ):
+        raise ValueError(_unlike(file))
+    return state
+
+
+def _unlike(file: Path) -> str:
+    return f"{file} is not what a lab writes, so nothing was done about it. Look at it by hand."
+
+
+_PATIENCE_S = 5.0
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class Remains:
+    """A lab that was found.
+
+    Attributes:
+        run_id: its part of all names.
+        pid: process that made it.
+        is_running: whether that process is there still, so that the lab was left alone.
+        num_killed: processes that were killed.
+        num_hosts: hosts that it has or had.
+    """
+
+    run_id: str
+    pid: int
+    is_running: bool
+    num_killed: int
+    num_hosts: int
+
+
+def clean(run: Path = RUN) -> tuple[Remains, ...]:
+    """Remove what labs left whose process died without doing so itself: by SIGKILL, say.
+
+    Processes on their hosts are killed, then groups, links and namespaces go. Only what a lab wrote
+    down as its own is touched, under names that labs alone have. A lab whose process is running is
+    left alone.
+
+    Args:
+        run: where labs write down what they make.
+
+    Returns:
+        The labs that were found.
+
+    Raises:
+        ValueError: a file there is not what a lab writes.
+        OSError: something cannot be removed; the rest is.
+    """
+    found: list[Remains] = []
+    for state in read_states(run):
+        running = state.is_running()
+        killed = 0 if running else remove(state, run)
+        found.append(Remains(state.run_id, state.pid, running, killed, state.num_hosts))
+    with suppress(OSError):
+        run.rmdir()  # where other labs are, they need it
+    return tuple(found)
+
+
+def remove(state: State, run: Path = RUN) -> int:
+    """Remove all of a lab, as far as it got, and return how many processes were killed.
+
+    Raises:
+        OSError: something cannot be removed. The rest is, and ``clean`` may try again.
+    """
+    hosts = range(state.num_hosts)
+    namespaces = [state.switch(run), *(state.host(run, host) for host in hosts)]
+    errors: list[OSError] = []
+    killed = _kill_all(namespaces)
+    for group in map(state.group, hosts):
+        try:
+            if group is not None:
+                remove_group(group, _kill)
+        except OSError as error:
+            errors.append(error)
+    for namespace in namespaces:
+        try:
+            namespace.remove()
+        except OSError as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
+    state.names(run).unlink(missing_ok=True)
+    with suppress(FileNotFoundError):
+        state.folder(run).rmdir()
+    state.forget(run)
+    with suppress(OSError):
+        run.rmdir()
+    return killed
+
+
+def _kill_all(namespaces: list[Namespace]) -> int:
+    """Kill until no process is left; one that was forked meanwhile is met in the next round."""
+    until_s = time.monotonic() + _PATIENCE_S
+    killed = 0
+    while any([namespace.processes() for namespace in namespaces]):
+        killed += sum(namespace.kill() for namespace in namespaces)
+        if time.monotonic() > until_s:
+            break
+        time.sleep(0.01)
+    return killed
+
+
+def _kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
+
 
 _ENTER = Path(__file__).with_name("_enter.py")
 

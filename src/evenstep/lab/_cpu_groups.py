@@ -10,7 +10,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import final
 
-from ._machine import LabUnavailable
+from ._host import LabUnavailable
 
 PERIOD_US = 10_000
 """Quotas hold in each period of 10 ms: with the usual 100 ms, a step would feel single periods."""

@@ -1,12 +1,12 @@
 """Policies on simulated workers: the same objects that train, in no time and by seed."""
 
-from ._curves import CurveWorkload as CurveWorkload
 from ._read_trace import read_trace as read_trace
+from ._rounds import SimReport as SimReport
 from ._run import oracle as oracle
 from ._run import run as run
 from ._scenario import Scenario as Scenario
 from ._scenarios import scenario as scenario
-from ._sim_report import SimReport as SimReport
+from ._workload import CurveWorkload as CurveWorkload
 from ._workload import Workload as Workload
 
 __all__ = [

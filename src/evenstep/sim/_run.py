@@ -11,11 +11,9 @@ from .._types import Cluster, FloatArray
 from ..claims import AbstractScheme, Bsp
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, by_name
-from ._cost_decider import CostDecider
-from ._deciders import AbstractDecider, OracleDecider, PolicyDecider
-from ._rounds import Floor, as_planned
+from ._deciders import AbstractDecider, CostDecider, OracleDecider, PolicyDecider
+from ._rounds import Floor, Log, SimReport, as_planned
 from ._sample_workload import SampleWorkload
-from ._sim_report import Log, SimReport
 from ._workload import AbstractWorkload
 
 BSP = Bsp()
