@@ -30,12 +30,9 @@ OPTIONS = {
     "simulate": [
         "--global-batch-size",
         "--help",
-        "--hidden-size",
         "--intercepts",
         "--json",
-        "--lengths",
         "--noise",
-        "--padded",
         "--policy",
         "--scenario",
         "--seeds",

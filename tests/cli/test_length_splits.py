@@ -2,18 +2,14 @@
 
 import json
 import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from evenstep import sim
-
 from . import app
 
 TYPED = ["--speeds", "100,80,20", "--global-batch-size", "256"]
-SMALL = ["--steps", "20", "--seeds", "2", "--world-size", "4"]
 
 
 def called(*arguments):
@@ -26,75 +22,6 @@ def answer(*arguments):
     result = called(*arguments, "--json")
     assert result.exit_code == 0, result.output
     return json.loads(result.stdout)
-
-
-def test_lengths_and_speeds_are_compared_in_one_table():
-    """A column for each kind of lengths, the lower bound below, and what each saves alone."""
-    asked = ["--lengths", "fine-tuning,uniform", *SMALL, "--steps", "40"]
-    found = answer("simulate", *asked)
-    lines = called("simulate", *asked).stdout.splitlines()
-
-    assert lines[2].split() == ["fine-tuning", "uniform"]
-    assert lines[7].split() == ["lower", "bound", "1.000", "1.000"]
-    for name, mean in found["means"].items():
-        runs = [run for run in found["runs"] if run["lengths"] == name]
-        assert [run["seed"] for run in runs] == [0, 1]
-        assert mean["both_s"] == pytest.approx(sum(run["both_s"] for run in runs) / 2)
-        assert mean["bound_s"] < mean["both_s"] < mean["equal_s"]
-        speeds = re.search(rf"^{name}: .* speeds alone save (\d+) %", "\n".join(lines), re.M)[1]
-        assert float(speeds) == pytest.approx(100 * (1 - mean["speed_s"] / mean["equal_s"]), abs=1)
-
-
-def test_lengths_go_with_scenarios(tmp_path):
-    """Several scenarios and files have columns of their own; the simulator says the same."""
-    file = tmp_path / "mine.txt"
-    file.write_text("10\n300\n40\n" * 50)
-    asked = ["--lengths", file, "--padded", "--hidden-size", 64, *SMALL]
-    found = answer("simulate", *asked, "--scenario", "static,burst", "--global-batch-size", 32)
-    given = sim.scenario("burst", 4, 20, seed=1)
-    lengths = [10, 300, 40] * 50
-    work = given.with_lengths(lengths, 32, padded=True, hidden_size=64, seed=1)
-    report = sim.run("auto", given.cluster(32), work, cost=lengths)
-
-    assert list(found["means"]) == ["mine static", "mine burst"]
-    assert found["runs"][3]["both_s"] == pytest.approx(report.step_s.mean())
-
-
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        (["--policy", "auto"], "--policy"),
-        (["--trace", "run.csv"], "--trace"),
-        (["--intercepts", "0.2"], "--intercepts"),
-        (["--steps", "0"], "--steps"),
-        (["--scenario", "spot"], "presence"),
-        (["--hidden-size", "-1"], "--hidden-size` must be from 0"),
-        (["--global-batch-size", "0"], "--global-batch-size"),
-    ],
-)
-def test_what_does_not_go_with_lengths_is_named(arguments, words):
-    """Nothing is left out without a word."""
-    result = called("simulate", "--lengths", "uniform", *arguments)
-
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert words in result.stderr
-
-
-@pytest.mark.parametrize("option", [["--padded"], ["--hidden-size", "64"]])
-def test_options_of_lengths_need_lengths(option):
-    """They would say nothing."""
-    result = called("simulate", "--scenario", "static", *SMALL, *option)
-
-    assert (result.exit_code, result.stdout) == (2, "")
-    assert option[0] in result.stderr
-
-
-def test_unknown_lengths_are_named():
-    """Neither drawn nor a file."""
-    result = called("simulate", "--lengths", "short", *SMALL)
-
-    assert result.exit_code == 2
-    assert "fine-tuning" in result.stderr
 
 
 def test_lengths_show_what_each_saves_alone(tmp_path):
@@ -183,14 +110,3 @@ def test_an_array_of_lengths_is_read(tmp_path):
     ]
 
     assert found[0] == found[1]
-
-
-@pytest.mark.slow
-def test_the_page_shows_what_is_printed():
-    """Its example of lengths, as far as it goes."""
-    page = (Path(__file__).parents[2] / "docs" / "simulate.md").read_text("utf-8")
-    block = r"```console\n\$ (evenstep simulate --lengths .*?)\n(.*?)\.\.\.\n```"
-    command, printed = re.search(block, page, re.S).groups()
-
-    found = CliRunner(env={"COLUMNS": "160"}).invoke(app, command.split()[1:])
-    assert found.stdout.startswith(printed)

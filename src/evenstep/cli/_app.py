@@ -11,10 +11,8 @@ from ._demo import demo
 from ._doctor_command import doctor
 from ._lab_command import lab
 from ._plan_command import plan
-from ._report_command import report
+from ._run_commands import report, top, watch
 from ._simulate import simulate
-from ._top_command import top
-from ._watch_command import watch
 
 app = typer.Typer(
     no_args_is_help=True,

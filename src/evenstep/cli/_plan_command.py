@@ -20,28 +20,30 @@ from ..advice import advise, read_run
 from ..advice._advice import Advice
 from ..advice._recorded_run import RunTimes
 from ._common import check_ends, counts, fail, least, numbers, refused, spread, unread
-from ._length_splits import HiddenSize, Lengths, Padded, answer_lengths, splits_as_text
-from ._plan_links import (
+from ._plan_parts import (
     Chunks,
-    Mbit,
-    ModelMb,
-    Overlap,
-    answer_links,
-    links_json,
-    links_text,
-)
-from ._plan_memory import (
     Dtype,
+    HiddenSize,
     Layers,
+    Lengths,
+    Mbit,
     Memory,
     MemoryAnswer,
     MemoryQuestion,
+    ModelMb,
     Optimizer,
+    Overlap,
+    Padded,
     Parameters,
     SampleMb,
+    answer_lengths,
+    answer_links,
     answer_memory,
+    links_json,
+    links_text,
     memory_json,
     memory_text,
+    splits_as_text,
 )
 from ._plan_text import Question, as_json, as_text
 

@@ -3,30 +3,217 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Annotated, Any, TypeVar
 
+import numpy as np
 import typer
+from rich.console import Console
+from rich.progress import track
 
 from .. import __version__, sim
 from .._render._words import number, paragraph, percent, terminal_width, text_table
+from .._types import FloatArray
+from ..exceptions import invalid
 from ..policies import by_name
 from ..policies._by_name import without_settings
+from ..sim import Scenario
+from ..sim._read_trace import read_rows
 from ..sim._scenarios import scenario_names
-from ._common import fail, import_from_here, names, refused
-from ._length_splits import (
-    HiddenSize,
-    Lengths,
-    Padded,
-    check_lengths_alone,
-    run_lengths,
-    runs_as_json,
-    runs_as_text,
-)
-from ._simulated_workers import Case, WorkersAsked, cases_of, heading, progress
+from ._common import fail, import_from_here, least, names, numbers, refused, spread, within
+
+Asked = TypeVar("Asked")
+
+_MOST_TIMES = 10**8  # of all workers in all steps: a gigabyte
+_MOST_SEEDS = 10_000
+
+
+@dataclass(frozen=True, slots=True)
+class WorkersAsked:
+    """Options that say which workers there are; None where they were left out.
+
+    Attributes:
+        scenario: names of scenarios, commas between.
+        speeds: samples per second of each worker, likewise.
+        noise: standard deviation of a step's time as a share of it, with speeds.
+        traces: recordings.
+        intercepts: fixed seconds of a step, with speeds or traces.
+        world_size: workers of scenarios.
+        steps: of what is drawn.
+        seeds: their number, from 0.
+        global_batch_size: samples per step.
+    """
+
+    scenario: str | None = None
+    speeds: str | None = None
+    noise: float | None = None
+    traces: Sequence[Path] = ()
+    intercepts: str | None = None
+    world_size: int | None = None
+    steps: int | None = None
+    seeds: int | None = None
+    global_batch_size: int | None = None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Case:
+    """Workers, and the samples that they share in each step.
+
+    Attributes:
+        given: the workers and their times; its name heads a column.
+        global_batch_size: samples per step.
+        seed: by which the times were drawn; None if they were recorded.
+        recorded_s: mean seconds of a step as it was recorded; None where there is none, or where
+            it had other samples.
+    """
+
+    given: Scenario
+    global_batch_size: int
+    seed: int | None = None
+    recorded_s: float | None = None
+
+
+def cases_of(asked: WorkersAsked) -> list[Case]:
+    """Return the workers that are asked for, drawn ones once for each seed.
+
+    Raises:
+        ValueError: something cannot be honoured; the message names the option.
+    """
+    _check_belonging(asked)
+    if asked.global_batch_size is not None:
+        remedy = "The default is 64 a worker."
+        least("simulate", "--global-batch-size", asked.global_batch_size, 1, remedy)
+    cases = [*_drawn(asked), *_recorded(asked)]
+    for case in cases:
+        try:
+            case.given.cluster(case.global_batch_size)
+        except ValueError as error:
+            rule, got = f"suit the workers of {case.given.name!r}", case.global_batch_size
+            raise refused("simulate", "--global-batch-size", rule, got, str(error)) from error
+    return cases
+
+
+def heading(cases: Sequence[Case]) -> str:
+    """Return what the columns are: workers, samples, steps, seeds."""
+    seeds = sorted({case.seed for case in cases if case.seed is not None})
+    several = (
+        f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {min(seeds, default=0)}"
+    )
+    return "; ".join(dict.fromkeys(_setting(case, several) for case in cases))
+
+
+def _setting(case: Case, seeds: str) -> str:
+    given, total = case.given, f"{case.global_batch_size} samples a step"
+    if case.seed is None:
+        return f"{given.name} at {total}"
+    return f"{given.world_size} workers, {total}, {given.num_steps} steps, {seeds}"
+
+
+def progress(asked: Sequence[Asked]) -> Iterable[Asked]:
+    """Yield what is asked one by one, with a bar on stderr if that is a terminal."""
+    console = Console(stderr=True)
+    return track(
+        asked, "evenstep", console=console, transient=True, disable=not console.is_terminal
+    )
+
+
+def _check_belonging(asked: WorkersAsked) -> None:
+    """Raise for options that nothing would heed, and where no workers are named."""
+    ways = {"--scenario": asked.scenario, "--speeds": asked.speeds, "--trace": asked.traces}
+    if not any(ways.values()):
+        remedy = "`evenstep simulate --scenario burst` is an example."
+        raise invalid("evenstep simulate", f"name workers by {' or '.join(ways)}", "none", remedy)
+    for option, value, needed in (
+        ("--world-size", asked.world_size, ("--scenario",)),
+        ("--noise", asked.noise, ("--speeds",)),
+        ("--intercepts", asked.intercepts, ("--speeds", "--trace")),
+        ("--steps", asked.steps, ("--scenario", "--speeds")),
+        ("--seeds", asked.seeds, ("--scenario", "--speeds")),
+    ):
+        if value is not None and not any(ways[way] for way in needed):
+            remedy = "Other workers have their own; leave it out."
+            raise refused("simulate", option, f"come with {' or '.join(needed)}", value, remedy)
+
+
+def _drawn(asked: WorkersAsked) -> Iterator[Case]:
+    """Yield workers by name, then those of given speeds."""
+    speeds = () if asked.speeds is None else numbers("simulate", "--speeds", asked.speeds)
+    known = () if asked.scenario is None else names("simulate", "--scenario", asked.scenario)
+    world_size = 8 if asked.world_size is None else asked.world_size
+    num_steps = 600 if asked.steps is None else asked.steps
+    within("simulate", "--world-size", world_size, 1, 100_000, "The default is 8.")
+    most = _MOST_TIMES // max(world_size, len(speeds))
+    within("simulate", "--steps", num_steps, 1, most, "The default is 600.")
+    num_seeds = 4 if asked.seeds is None else asked.seeds
+    within("simulate", "--seeds", num_seeds, 1, _MOST_SEEDS, "The default is 4.")
+    for name in known:
+        if name not in scenario_names():
+            rule = f"hold some of {', '.join(scenario_names())}"
+            remedy = "A recorded one is given with --trace."
+            raise refused("simulate", "--scenario", rule, repr(name), remedy)
+        for seed in range(num_seeds):
+            given = sim.scenario(name, world_size, num_steps, seed)
+            yield Case(given, asked.global_batch_size or 64 * world_size, seed)
+    if speeds:
+        for seed in range(num_seeds):
+            given = _of_speeds(asked, np.array(speeds), num_steps, seed)
+            yield Case(given, asked.global_batch_size or 64 * len(speeds), seed)
+
+
+def _of_speeds(asked: WorkersAsked, speeds: FloatArray, num_steps: int, seed: int) -> Scenario:
+    """Return workers of these samples per second, whose steps differ by luck."""
+    noise = 0.02 if asked.noise is None else asked.noise
+    within("simulate", "--noise", noise, 0, 1, "The default is 0.02.")
+    fixed_s = _fixed_s(asked.intercepts or "0", len(speeds), like="--speeds")
+    slope_s = np.tile(1 / speeds, (num_steps, 1))
+    draw = np.random.default_rng(seed)
+    return Scenario("speeds", fixed_s, slope_s, np.exp(noise * draw.standard_normal(slope_s.shape)))
+
+
+def _fixed_s(text: str, num_workers: int, *, like: str) -> FloatArray:
+    found = numbers("simulate", "--intercepts", text, positive=False)
+    return np.array(spread("simulate", "--intercepts", found, num_workers, like=like))
+
+
+def _recorded(asked: WorkersAsked) -> Iterator[Case]:
+    """Yield the workers of recordings, with the global batch that most of their steps had."""
+    seen: set[str] = set()
+    for file in asked.traces:
+        try:
+            given = sim.read_trace(file)
+            if asked.intercepts is not None:
+                fixed_s = _fixed_s(asked.intercepts, given.world_size, like=file.name)
+                given = sim.read_trace(file, intercept_s=fixed_s)
+            total, step_s = _recorded_steps(file)
+        except OSError as error:
+            remedy = "Give a .csv or a .jsonl file, or the folder of a run."
+            rule = "name a file that can be read"
+            raise refused("simulate", "--trace", rule, f"{file} ({error})", remedy) from error
+        except ValueError as error:
+            raise ValueError(f"`evenstep simulate --trace {file}`: {error}") from error
+        if given.name in seen:
+            remedy = "Rename one: they stand under these in the table."
+            raise refused("simulate", "--trace", "name files of different names", file, remedy)
+        seen.add(given.name)
+        own = asked.global_batch_size in (None, total)
+        yield Case(given, asked.global_batch_size or total, None, step_s if own else None)
+
+
+def _recorded_steps(trace: Path) -> tuple[int, float | None]:
+    """Return the samples of most steps, and the mean seconds of one if all have as many."""
+    samples: Counter[int] = Counter()
+    slowest_s: defaultdict[int, float] = defaultdict(float)
+    for row in read_rows(trace):
+        samples[row.step] += row.samples
+        slowest_s[row.step] = max(slowest_s[row.step], row.seconds)
+    totals = Counter(samples.values())
+    step_s = fmean(slowest_s.values()) if len(totals) == 1 else None
+    return totals.most_common(1)[0][0], step_s
+
 
 Scenarios = Annotated[
     str | None,
@@ -52,16 +239,12 @@ Policies = Annotated[
     typer.Option(help="Names or module:Class, comma-separated (default: all without settings)."),
 ]
 WorldSize = Annotated[int | None, typer.Option(help="Workers of scenarios (default: 8).")]
-Steps = Annotated[
-    int | None, typer.Option(help="Steps that are drawn (default: 600; with --lengths 200).")
-]
+Steps = Annotated[int | None, typer.Option(help="Steps that are drawn (default: 600).")]
 Seeds = Annotated[int | None, typer.Option(help="Number of seeds, from 0 (default: 4).")]
 Samples = Annotated[
     int | None,
     typer.Option(help="Samples per step (default: 64 per worker, or that of the trace)."),
 ]
-
-_STEPS_BY_LENGTH = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +285,6 @@ def simulate(
     steps: Steps = None,
     seeds: Seeds = None,
     global_batch_size: Samples = None,
-    lengths: Lengths = None,
-    padded: Padded = False,
-    hidden_size: HiddenSize = None,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Compare policies on simulated workers with the perfect-foresight oracle."""
@@ -121,30 +301,14 @@ def simulate(
         global_batch_size=global_batch_size,
     )
     try:
-        if lengths is None:
-            check_lengths_alone("simulate", padded=padded, hidden_size=hidden_size)
-            cases = cases_of(asked)
-            runs = _play(cases, policy)
-            answer, text = _as_json(cases, runs), _as_text(cases, runs, terminal_width())
-        else:
-            cases = cases_of(_with_lengths(asked, policy))
-            by_length = run_lengths(cases, lengths, padded=padded, hidden_size=hidden_size)
-            text = runs_as_text(cases, by_length, terminal_width())
-            answer = runs_as_json(by_length)
+        cases = cases_of(asked)
+        runs = _play(cases, policy)
     except ValueError as error:
         fail(str(error), 2)
-    typer.echo(json.dumps(answer, indent=2) if as_json else text)
-
-
-def _with_lengths(asked: WorkersAsked, policy: str | None) -> WorkersAsked:
-    """Return the workers on which ways to split are compared; recorded steps have no lengths."""
-    for option, value in (("--policy", policy), ("--trace", asked.traces)):
-        if value:
-            remedy = "Four ways to split are compared there, on drawn workers."
-            raise refused("simulate", option, "be left out with --lengths", value, remedy)
-    if asked.scenario is None and asked.speeds is None:
-        asked = replace(asked, scenario="static")
-    return replace(asked, steps=_STEPS_BY_LENGTH) if asked.steps is None else asked
+    if as_json:
+        typer.echo(json.dumps(_as_json(cases, runs), indent=2))
+    else:
+        typer.echo(_as_text(cases, runs, terminal_width()))
 
 
 def _play(cases: Sequence[Case], policy: str | None) -> list[Played]:
