@@ -26,7 +26,7 @@ OPTIONS = {
         "--out",
         "--step",
     ],
-    "lab": ["--clean", "--cpus", "--delay-ms", "--help", "--mbit", "--trace"],
+    "lab": ["--clean", "--cpus", "--delay-ms", "--help", "--mbit"],
     "simulate": [
         "--global-batch-size",
         "--help",

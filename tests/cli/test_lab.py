@@ -8,8 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from evenstep.cli._lab_command import _hosts, _in_words
-from evenstep.lab import Host, Lab, LabUnavailable, Trace
-from evenstep.lab._trace import Change
+from evenstep.lab import Host, Lab, LabUnavailable
 
 from . import app
 
@@ -29,16 +28,7 @@ def lab(*arguments):
 )
 def test_lists_give_the_hosts(cpus, mbit, hosts):
     """As many as the longer one has; one number stands for all."""
-    assert _hosts(cpus, mbit, None) == hosts
-
-
-def test_a_trace_gives_the_hosts_where_no_list_does():
-    """As many as it names."""
-    trace = Trace([Change(0, 2, mbit=20)])
-
-    assert _hosts(None, None, trace) == [Host()] * 3
-    assert _hosts("0.5", None, trace) == [Host(cpus=0.5)] * 3
-    assert _hosts("0.5,0.5", None, trace) == [Host(cpus=0.5)] * 2  # refused when it is checked
+    assert _hosts(cpus, mbit) == hosts
 
 
 def test_the_hosts_are_said_in_words():
@@ -61,8 +51,7 @@ def test_the_hosts_are_said_in_words():
         (["--cpus", "a", "script.py"], "--cpus"),
         (["--cpus", "1,1", "--mbit", "1,1,1", "script.py"], "each of the 3 hosts"),
         (["--mbit", "20", "--delay-ms", "-1", "script.py"], "delay_ms"),
-        (["--mbit", "20", "--trace", "/no/such.csv", "script.py"], "/no/such.csv"),
-        (["--mbit", "20", "--trace", "/dev/zero", "script.py"], "must be a file or a pipe"),
+        (["--mbit", "20", "--trace", "changes.csv", "script.py"], "No such option: --trace"),
         (
             ["--mbit", "20,20", "no/such.py", "--", "--its"],
             "SCRIPT` must be a file, got no/such.py",
@@ -76,21 +65,6 @@ def test_a_wrong_option_ends_with_the_remedy(arguments, words):
 
     assert (result.exit_code, result.stdout) == (2, "")
     assert words in re.sub(r"\s+", " ", result.stderr)
-
-
-def test_a_bad_trace_is_named_with_its_line(tmp_path):
-    """The option, the file and the line; a host too many as well."""
-    file = tmp_path / "trace.csv"
-    file.write_text("seconds,host,mbit\n0,0,soon\n")
-    said = re.sub(r"\s+", " ", lab("--trace", file, "script.py").stderr)
-    assert "--trace" in said
-    assert "line 2 of trace.csv" in said
-
-    file.write_text("seconds,host,mbit\n0,2,20\n")
-    result = lab("--trace", file, "--mbit", "20,20", "script.py")
-    assert result.exit_code == 2
-    assert "as many as the lab has" in re.sub(r"\s+", " ", result.stderr)
-    assert "2 hosts," not in result.stderr  # refused before they were made
 
 
 @pytest.mark.parametrize("asked", [["--mbit", "20", "script.py"], ["--clean"]])

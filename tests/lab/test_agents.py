@@ -8,9 +8,8 @@ import threading
 
 import pytest
 
-from evenstep.lab import Host, Lab, Trace
+from evenstep.lab import Change, Host, Lab, Trace
 from evenstep.lab._agents import run_agents, undisturbed
-from evenstep.lab._trace import Change
 
 from .remains import left_of
 

@@ -13,9 +13,8 @@ import psutil
 import pytest
 
 from evenstep.exceptions import EvenstepWarning
-from evenstep.lab import Host, Lab, LabUnavailable, Trace
+from evenstep.lab import Change, Host, Lab, LabUnavailable, Trace
 from evenstep.lab._host import Rate
-from evenstep.lab._trace import Change
 
 from .remains import RUN
 from .traffic import CONNECT, PORT, SERVE, Stream, python, said

@@ -1,94 +1,13 @@
-"""Traces: values, their files, and how they are carried out."""
+"""Traces: values, and how they are carried out."""
 
 import math
 import threading
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from evenstep.lab import Trace, drawn_trace, read_trace, write_trace
-from evenstep.lab._host import Rate
+from evenstep.lab import Change, Trace, drawn_trace
 from evenstep.lab._lab import Player
-from evenstep.lab._trace import Change
-
-RATES = st.floats(0.1, 10_000)
-MBIT = st.none() | RATES | st.tuples(RATES, RATES)
-CPUS = st.none() | st.floats(0.1, 64)
-
-
-@st.composite
-def changes(draw):
-    mbit, cpus = draw(MBIT), draw(CPUS)
-    if mbit is None and cpus is None:
-        mbit = 100.0
-    return Change(draw(st.floats(0, 1e6)), draw(st.integers(0, 249)), mbit=mbit, cpus=cpus)
-
-
-@given(st.lists(changes(), min_size=1, max_size=8))
-def test_a_trace_is_read_as_it_was_written(tmp_path_factory, made):
-    """To the last bit, empty cells and unlike ways included."""
-    file = tmp_path_factory.mktemp("trace") / "trace.csv"
-    trace = Trace(sorted(made, key=lambda change: change.at_s))
-    write_trace(trace, file)
-
-    assert read_trace(file) == trace
-
-
-def test_a_file_is_read_as_a_person_writes_it(tmp_path):
-    """Without the column of quotas, with blanks, an empty line and a spreadsheet's first bytes."""
-    file = tmp_path / "trace.csv"
-    file.write_bytes(b"\xef\xbb\xbfhost, seconds, mbit\n0, 0, 200\n\n1, 1.5, 100:50\n")
-
-    assert read_trace(file).changes == (
-        Change(0.0, 0, mbit=200.0),
-        Change(1.5, 1, mbit=Rate(100.0, 50.0)),
-    )
-
-
-@pytest.mark.parametrize(
-    ("line", "row", "words"),
-    [
-        (1, "seconds,host", "columns seconds,host,mbit"),
-        (1, "seconds,host,mbit,colour", "columns seconds,host,mbit"),
-        (1, "seconds,host,mbit,mbit", "each once"),
-        (2, "0,0", "3 values"),
-        (2, "soon,0,5", "hold numbers"),
-        (3, "1,0,5:6:7", "hold numbers"),
-        (3, "1,first,5", "'first'"),
-        (3, "1,-1,5", "'-1'"),
-        (3, "1,0,0", "from 0.1 to 10000"),
-        (3, "1,0,", "one at least"),
-        (3, "-1,0,5", "at least 0"),
-        (4, "0.5,0,5", "sorted by seconds"),
-        (4, "inf,0,5", "finite"),
-        (4, '"0.5,0,5', "CSV"),
-    ],
-)
-def test_a_bad_file_is_refused_with_its_line(tmp_path, line, row, words):
-    """The file, the line and what it should say."""
-    lines = ["seconds,host,mbit", "0,0,10", "1,1,10", "2,0,20"]
-    lines[line - 1] = row
-    file = tmp_path / "trace.csv"
-    file.write_text("\n".join(lines) + "\n")
-    with pytest.raises(ValueError, match=words) as caught:
-        read_trace(file)
-
-    assert f"ine {line} of trace.csv" in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("content", "words"),
-    [(b"", "columns"), (b"seconds,host,mbit\n", "at least one row"), (b"\xff\xfe", "UTF-8")],
-)
-def test_a_file_that_is_no_table_is_refused(tmp_path, content, words):
-    """Nothing, a header alone, and what is no text."""
-    file = tmp_path / "trace.csv"
-    file.write_bytes(content)
-
-    with pytest.raises(ValueError, match=words):
-        read_trace(file)
 
 
 def test_a_trace_is_sorted_and_names_hosts_that_are_there():
@@ -98,6 +17,14 @@ def test_a_trace_is_sorted_and_names_hosts_that_are_there():
         Trace([late, early])
     with pytest.raises(ValueError, match="at least one change"):
         Trace([])
+    for wrong, words in (
+        ({"at_s": -1.0, "mbit": 5}, "at least 0"),
+        ({"at_s": math.inf, "mbit": 5}, "finite"),
+        ({"at_s": 0.0}, "one at least"),
+        ({"at_s": 0.0, "mbit": 0}, "from 0.1 to 10000"),
+    ):
+        with pytest.raises(ValueError, match=words):
+            Change(host=0, **wrong)
     trace = Trace([early, late])
     trace.check(4)
 

@@ -11,10 +11,9 @@ from typing import Annotated, NoReturn, TypeVar
 
 import typer
 
-from ..lab import Host, Lab, LabUnavailable, Trace, clean, read_trace
+from ..lab import Host, Lab, LabUnavailable, clean
 from ..lab._host import Machine, check_machine
-from ..lab._trace import parse_mbit
-from ._common import check_ends, fail, numbers, refused
+from ._common import fail, numbers, refused
 
 Value = TypeVar("Value")
 
@@ -33,10 +32,6 @@ def lab(
             help="Mbit/s of each link, or up:down, such as 200,100:50 (default: not shaped)."
         ),
     ] = None,
-    trace: Annotated[
-        Path | None,
-        typer.Option(help="CSV file of changes: columns seconds,host,mbit and perhaps cpus."),
-    ] = None,
     delay_ms: Annotated[
         float, typer.Option(help="Delay in ms of packets on their way out of a host; needs netem.")
     ] = 0.0,
@@ -46,31 +41,28 @@ def lab(
 ) -> None:
     """Run a script with torchrun on hosts that this machine emulates. Linux and root only."""
     if clean_:
-        _clean(command, cpus, mbit, trace)
+        _clean(command, cpus, mbit)
         return
     try:
         if not command:
             remedy = "End with `-- script.py --its-option`, or give `--clean`."
             raise refused("lab", "SCRIPT", "be given", "nothing", remedy)
-        changes = None if trace is None else _trace(trace)
-        hosts = _hosts(cpus, mbit, changes)
+        hosts = _hosts(cpus, mbit)
         cluster = Lab(hosts, delay_ms=delay_ms)
-        if changes is not None:
-            changes.check(len(hosts))
         if not command[0].startswith("-") and not Path(command[0]).exists():
             remedy = "Give its path from the current folder, in which it runs."
             raise refused("lab", "SCRIPT", "be a file", command[0], remedy)
     except ValueError as error:
         fail(str(error), 2)
-    raise typer.Exit(_run(cluster, command, changes))
+    raise typer.Exit(_run(cluster, command))
 
 
-def _run(cluster: Lab, command: Sequence[str], trace: Trace | None) -> int:
+def _run(cluster: Lab, command: Sequence[str]) -> int:
     """Run the script, and leave nothing of the lab however it ends."""
     try:
         with _stopped_once(), cluster as running:
             typer.echo(f"lab {running.run_id}: {_in_words(cluster.hosts)}", err=True)
-            return running.torchrun(command, trace=trace, tell=typer.echo)
+            return running.torchrun(command, tell=typer.echo)
     except LabUnavailable as error:
         fail(str(error), 1)
     except ValueError as error:
@@ -106,13 +98,11 @@ def _clean(*others: object) -> None:
         typer.echo("no lab has left anything")
 
 
-def _hosts(cpus: str | None, mbit: str | None, trace: Trace | None) -> list[Host]:
-    """Return the hosts: as many as the longer list has, or else as the trace names."""
+def _hosts(cpus: str | None, mbit: str | None) -> list[Host]:
+    """Return the hosts: as many as the longer list has."""
     quotas = None if cpus is None else numbers("lab", "--cpus", cpus)
     rates = None if mbit is None else _rates(mbit)
     count = max(len(quotas or ()), len(rates or ()))
-    if trace is not None and count <= 1:
-        count = max(count, trace.num_hosts)
     if not count:
         remedy = "An example is --mbit 200,200,50; it also gives the number of hosts."
         raise refused("lab", "--cpus, --mbit", "be given, one of the two", "neither", remedy)
@@ -132,22 +122,20 @@ def _each(option: str, values: Sequence[Value] | None, count: int) -> Sequence[V
 
 def _rates(text: str) -> list[float | tuple[float, float]]:
     try:
-        return [parse_mbit(part) for part in text.split(",")]
+        return [_rate(part) for part in text.split(",")]
     except ValueError as error:
         rule = "be numbers with commas between, or up:down"
         remedy = "An example is 200,200,100:50."
         raise refused("lab", "--mbit", rule, repr(text), remedy) from error
 
 
-def _trace(file: Path) -> Trace:
-    remedy = "Give a CSV with the columns seconds,host,mbit."
-    check_ends("lab", "--trace", file, remedy)
-    try:
-        return read_trace(file)
-    except OSError as error:
-        raise refused("lab", "--trace", "name a file", f"{file} ({error})", remedy) from error
-    except ValueError as error:
-        raise ValueError(f"`evenstep lab --trace {file}`: {error}") from error
+def _rate(text: str) -> float | tuple[float, float]:
+    """Return the rate written as ``200`` or, up and down, ``200:50``."""
+    numbers = [float(part) for part in text.split(":")]
+    if len(numbers) == 1:
+        return numbers[0]
+    up, down = numbers
+    return up, down
 
 
 def _in_words(hosts: Sequence[Host]) -> str:

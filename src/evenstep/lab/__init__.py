@@ -7,18 +7,16 @@ from ._built import clean as clean
 from ._host import Host as Host
 from ._host import LabUnavailable as LabUnavailable
 from ._lab import Lab as Lab
+from ._trace import Change as Change
 from ._trace import Trace as Trace
 from ._trace import drawn_trace as drawn_trace
-from ._trace import read_trace as read_trace
-from ._trace import write_trace as write_trace
 
 __all__ = [
+    "Change",
     "Host",
     "Lab",
     "LabUnavailable",
     "Trace",
     "clean",
     "drawn_trace",
-    "read_trace",
-    "write_trace",
 ]
