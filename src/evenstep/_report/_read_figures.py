@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import heapq
 import os
+import re
 from collections import deque
 from dataclasses import replace
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import final
 import numpy as np
 
 from .._telemetry import EventFile
+from .._telemetry._line import happened
 from .._types import IntArray
 from ..events import (
     BalancingStopped,
@@ -184,19 +186,7 @@ class LinkTally:
 _MOST = 400
 _MOST_CHARACTERS = 2000
 
-_TEXTS: dict[type[Event], str] = {
-    RunStarted: "Training began again, with {0.world_size} ranks.",
-    WorkerLost: "Worker on {0.host} lost: {0.problem}",
-    WorkerUnhelpful: "Costs more than it brings: a step takes {0.with_s:.3g} s with it, "
-    "{0.without_s:.3g} s without.",
-    BalancingStopped: "Balancing stopped, and sizes were equal from then on: {0.problem}",
-    SizesHeld: "Batch sizes stayed as they were: {0.problem}",
-    MeasurementRejected: "Invalid measurement, and the plan stayed: {0.problem}",
-    PolicyFailed: "The policy {0.policy} failed, and the last good plan stayed: {0.problem}",
-    PolicySlow: "The policy took {0.decide_s:.3g} s to decide, and was left out for "
-    "{0.rest_s:.0f} s.",
-    LossNotFinite: "Losses became NaN or infinite, first on the ranks {0.ranks}.",
-}
+_RARE = (WorkerLost, BalancingStopped, LossNotFinite, ClaimsSwitched)
 _OFTEN = (MeasurementRejected, PolicyFailed, PolicySlow, MemoryCapped, SizesHeld, WorkerUnhelpful)
 """Told once for each rank, with their number: one that fails does so at every step."""
 
@@ -243,16 +233,12 @@ class Mishaps:
 
 def _words(event: Event) -> str:
     """Return what happened, as a sentence; nothing where it is no mishap."""
-    match event:
-        case ClaimsSwitched(on=on):
-            return f"Claims during a step were switched {'on' if on else 'off'}."
-        case MemoryCapped(max_batch_size=most, capacity_bytes=capacity, unit=unit):
-            what = f"At most {most} {unit}"
-            if unit == "size":
-                what = f"Forwards up to a size of {most}, as `Cost(max_size=...)` counts it,"
-            return f"{what} fit into {capacity / 2**30:.3g} GiB."
-        case _:
-            return _TEXTS.get(type(event), "").format(event)
+    if isinstance(event, RunStarted):
+        return f"Training began again, with {event.world_size} ranks."
+    if not isinstance(event, (*_RARE, *_OFTEN)):
+        return ""
+    text = re.sub(r"^step \d+: ", "", happened(event), flags=re.IGNORECASE)  # it has a column
+    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 MOST_CHANGES = 50

@@ -25,6 +25,7 @@ from ..events import (
     StepMeasured,
     StepsAccounted,
     WaitingDiagnosed,
+    WorkerLost,
     WorkerUnhelpful,
 )
 
@@ -83,6 +84,14 @@ def fault(event: Event) -> str:
     if isinstance(event, WaitingDiagnosed) and not fed:
         return ""
     return _FAULTS.get(type(event), "").format(event, whose=whose, input=fed)
+
+
+def happened(event: Event) -> str:
+    """Return what a view of a run says of news, a fault or a lost worker; else nothing."""
+    if isinstance(event, WorkerLost):
+        where = f"rank {event.rank} on {event.host}"
+        return f"{where} was lost after step {event.step}: {event.problem}"
+    return news(event) or fault(event)
 
 
 class FaultLog:

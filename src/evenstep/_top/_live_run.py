@@ -9,7 +9,7 @@ from typing import final
 
 import numpy as np
 
-from .._telemetry._line import fault, news
+from .._telemetry._line import happened
 from .._types import FloatArray
 from ..events import (
     Event,
@@ -20,7 +20,6 @@ from ..events import (
     StepMeasured,
     StepsAccounted,
     WaitingDiagnosed,
-    WorkerLost,
 )
 
 WINDOW = 32
@@ -135,11 +134,7 @@ class LiveRun:
         self._steps.append(step)
 
     def _tell(self, event: Event) -> None:
-        text = news(event) or fault(event)
-        if isinstance(event, WorkerLost):
-            text = f"rank {event.rank} on {event.host} was lost after step {event.step}: "
-            text += event.problem
-        if text:
+        if text := happened(event):
             self.news.append(text[:_LONGEST])
 
     @property

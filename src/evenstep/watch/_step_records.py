@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import json
-import struct
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import astuple, dataclass
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol, final
 
-from .._diagnosis import HostClues, Phase, StepClues
+from msgspec import Struct
+from msgspec.msgpack import decode, encode
+from msgspec.structs import replace
 
-_VERSION = 1
-_HEAD = struct.Struct("<BBHQ4dQQ")
-_NUM_PHASES = len(Phase)
-_RECORD = struct.Struct(f"<QII{_NUM_PHASES}IIIQ")
-_MOST_U32 = 2**32 - 1
+from .._diagnosis import HostClues, StepClues
 
 
 class StepRecord(NamedTuple):
@@ -79,61 +75,23 @@ def grouped(records: Sequence[StepRecord], size: int) -> tuple[list[StepRecord],
     return done, left
 
 
-@dataclass(frozen=True, slots=True)
-class RankReport:
-    """What one rank tells in one key.
+class RankReport(Struct, frozen=True, array_like=True, tag=1):
+    """What one rank tells in one key, as MessagePack; the tag is the version of this form.
 
     Attributes:
         records: its newest steps, in order.
         host: what the process went through meanwhile; None in a key that has no look.
         is_last: whether no other key follows.
+        number: of the key, from 0.
     """
 
     records: tuple[StepRecord, ...]
     host: HostClues | None
     is_last: bool = False
-
-    def packed(self) -> bytes:
-        """Return it as bytes, about 76 for a step."""
-        host = self.host or HostClues(0, 0.0)
-        flags = (self.host is not None) | 2 * self.is_last
-        head = _HEAD.pack(_VERSION, flags, len(self.records), *astuple(host))
-        return head + b"".join(map(_packed, self.records))
-
-
-def unpacked(data: bytes) -> RankReport:
-    """Return what ``RankReport.packed`` made to bytes.
-
-    Raises:
-        ValueError: it was not, or by another version.
-    """
-    try:
-        version, flags, num, *host = _HEAD.unpack_from(data)
-        if version != _VERSION or len(data) != _HEAD.size + num * _RECORD.size:
-            raise ValueError(f"{len(data)} bytes of version {version}")
-        records = tuple(map(_unpacked, _RECORD.iter_unpack(data[_HEAD.size :])))
-    except struct.error as error:
-        raise ValueError(f"{len(data)} bytes: {error}") from error
-    return RankReport(records, HostClues(*host) if flags & 1 else None, is_last=bool(flags & 2))
-
-
-def _packed(record: StepRecord) -> bytes:
-    clues = record.clues
-    times = (*record.spent_us, clues.gc_us, clues.compile_us)
-    if min(times) < 0 or max(times) > _MOST_U32:
-        times = tuple([min(max(us, 0), _MOST_U32) for us in times])
-    return _RECORD.pack(record.step, record.num_steps, record.num_samples, *times, clues.size)
-
-
-def _unpacked(fields: tuple[int, ...]) -> StepRecord:
-    step, num_steps, num_samples, *times = fields
-    gc_us, compile_us, size = times[_NUM_PHASES:]
-    clues = StepClues(gc_us=gc_us, compile_us=compile_us, size=size)
-    return StepRecord(step, num_steps, tuple(times[:_NUM_PHASES]), clues, num_samples)
+    number: int = 0
 
 
 _NUM_SLOTS = 16  # keys of a rank that rank 0 may be late with
-_NUMBER = struct.Struct("<Q")
 
 
 class MailStore(Protocol):
@@ -188,12 +146,11 @@ class RankSender:
 
     def hello(self, hello: RankHello) -> None:
         """Say who this rank is."""
-        text = json.dumps([hello.host, hello.device])
-        self._store.set(f"{self._rank}/hello", text.encode())
+        self._store.set(f"{self._rank}/hello", encode(hello))
 
     def send(self, report: RankReport) -> None:
         """Write the next key; where the slots are full, over the oldest one."""
-        data = _NUMBER.pack(self._number) + report.packed()
+        data = encode(replace(report, number=self._number))
         self._store.set(_slot(self._rank, self._number), data)
         self._number += 1
         self.num_bytes += len(data)
@@ -218,20 +175,20 @@ class RankReader:
         for rank in tuple(self._strangers):
             if (data := self._take(f"{rank}/hello")) is not None:
                 self._strangers.remove(rank)
-                yield rank, RankHello(*json.loads(data))
+                yield rank, decode(data, type=RankHello)
 
     def read(self) -> Iterator[tuple[int, RankReport]]:
         """Yield what came since the last call, each rank's in order.
 
         Raises:
-            ValueError: a key was not written by this version.
+            msgspec.MsgspecError: a key was not written by this version.
         """
         for rank in self._next:
             while (data := self._take(_slot(rank, self._next[rank]))) is not None:
-                (number,) = _NUMBER.unpack_from(data)
-                if number >= self._next[rank]:  # more: the slots before it were written over
-                    self._next[rank] = number + 1
-                    yield rank, unpacked(data[_NUMBER.size :])
+                report = decode(data, type=RankReport)
+                if report.number >= self._next[rank]:  # more: slots before it were written over
+                    self._next[rank] = report.number + 1
+                    yield rank, report
 
     def _take(self, key: str) -> bytes | None:
         """Return a key and delete it; None where it is not there."""
