@@ -20,9 +20,8 @@ from threading import Timer
 from time import monotonic
 from typing import Any
 
-from benchmarks._common import progress
+from benchmarks._common import ROOT, progress
 
-ROOT = Path(__file__).parents[1]
 LAST_LINES = 40
 """Lines of standard error that are kept of a cell that failed."""
 

@@ -10,12 +10,22 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 # One BLAS thread in every process: the workers of a benchmark are the parallelism.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+
+ROOT = Path(__file__).parents[1]
+
+
+def environment(*before: str) -> dict[str, str]:
+    """Return the environment of processes that find this tree, after some folders."""
+    path = os.pathsep.join([*before, str(ROOT / "src"), str(ROOT)])
+    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,9 +35,8 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-from benchmarks._common import progress
+from benchmarks._common import ROOT, progress
 
-ROOT = Path(__file__).parents[1]
 TESTS = {
     "_diagnosis": "diagnosis exchange",
     "_exchange": "exchange torch",

@@ -18,9 +18,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from time import monotonic
 
-from benchmarks._common import progress
+from benchmarks._common import ROOT, progress
 
-ROOT = Path(__file__).parents[1]
 LONG: Mapping[str, tuple[str, ...]] = {
     "mutants": (),
     "regret": (),

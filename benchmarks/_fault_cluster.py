@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic, sleep
 
+from benchmarks._common import ROOT, environment
 from benchmarks._fault_cells import RANKS, Cell
 from benchmarks._fault_script import RUNTIME
 
-ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "_fault_script.py"
 MARGIN_S = 5.0  # beside the deadline
 _START_S = 120.0  # until the fault, on a busy machine
@@ -133,12 +133,6 @@ def run_cell(cell: Cell, folder: Path) -> Outcome:
     finally:
         for process in processes.values():
             _end(process)
-
-
-def environment() -> dict[str, str]:
-    """Return the environment in which the script finds this tree."""
-    path = os.pathsep.join([str(ROOT / "src"), str(ROOT)])
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path}
 
 
 def _start(cell: Cell, folder: Path) -> Processes:

@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic
 
+from benchmarks._common import environment
 from benchmarks._fault_cells import RANKS, Cell
-from benchmarks._fault_cluster import SCRIPT, Ended, Outcome, environment, limit_s
+from benchmarks._fault_cluster import SCRIPT, Ended, Outcome, limit_s
 
 PATIENCE_S = 35.0  # torchrun waits 30 s for who does not heed SIGTERM: one that was stopped cannot
 _START_S = 120.0

@@ -108,9 +108,6 @@ def _driver(kind: str) -> str | None:
         return str(torch.xpu.get_device_properties(0).driver_version)
     if kind != "cuda":
         return None
-    if torch.version.hip:
-        path = Path("/sys/module/amdgpu/version")
-        return path.read_text("ascii").strip() if path.exists() else None
     query = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
     return (_said(query) or "").split("\n")[0] or None
 

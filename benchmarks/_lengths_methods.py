@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import chain
 from time import perf_counter, process_time
 from typing import Any
 
@@ -64,22 +63,19 @@ class Block:
         method: its name.
         order: indices of the samples of each step, ``(num_steps, batch_size)``; of packs where the
             method has them.
-        num_epochs: how often it trains on them.
     """
 
     method: str
     order: np.ndarray
-    num_epochs: int = 1
 
     @property
     def has_packs(self) -> bool:
         """Whether a sample is a pack of several."""
         return self.method.startswith("packs")
 
-    def data(self, cell: Cell) -> Text | Packs:
+    def data(self) -> Text | Packs:
         """Return what it trains on."""
-        data = text(equal_lengths=cell.equal_lengths)
-        return packs(data) if self.has_packs else data
+        return packs(text()) if self.has_packs else text()
 
 
 @dataclass(frozen=True)
@@ -92,8 +88,6 @@ class Trained:
         cpu_s: of its forwards and backwards.
         process_s: CPU time of the whole process meanwhile.
         plans: steps from which on a new plan was in force.
-        fetched: samples asked for over samples used.
-        is_counted: whether a balancer that was told of lengths counts samples all the same.
     """
 
     ends_s: list[float]
@@ -101,14 +95,12 @@ class Trained:
     cpu_s: float
     process_s: float
     plans: list[int] = field(default_factory=list)
-    fetched: float = 1.0
-    is_counted: bool = False
 
 
 def train(rank: int, cell: Cell, blocks: Sequence[Block], checks: int) -> list[Any]:
     """Return the contention of this rank, and what it saw in each block."""
     torch.set_num_threads(1)
-    text(equal_lengths=cell.equal_lengths)
+    text()
     found: list[Any] = [contention(cell, rank, checks)]
     for number, block in enumerate(blocks):
         if rank == 0:
@@ -120,13 +112,13 @@ def train(rank: int, cell: Cell, blocks: Sequence[Block], checks: int) -> list[A
 
 def sampled(rank: int, cell: Cell, block: Block) -> Trained:
     """Train by plain DDP, with a sampler that knows the lengths."""
-    data, divide = block.data(cell), SAMPLERS[block.method]
+    data, divide = block.data(), SAMPLERS[block.method]
     own = [some[divide(data.lengths[some]) == rank].tolist() for some in block.order]
     loader = loader_of(cell, block, batch_sampler=own)
     device = Device(cell, rank)
     model = DistributedDataParallel(Reader(device))
     share = None if block.has_packs else NUM_RANKS / block.order.shape[1]
-    return loop(model, loader, device, block.num_epochs, share=share)
+    return loop(model, loader, device, share=share)
 
 
 def balanced(rank: int, cell: Cell, block: Block) -> Trained:
@@ -137,27 +129,21 @@ def balanced(rank: int, cell: Cell, block: Block) -> Trained:
         block,
         batch_size=block.order.shape[1] // NUM_RANKS,
         sampler=block.order.ravel().tolist(),
-        num_workers=1 if block.method == "ours, loader workers" else 0,
     )
     events: list[Event] = []
     runtime = Runtime(line_every=None, hooks=(events.append,))
     with Balancer(cost=told(cell, block), runtime=runtime) as balancer:
         model, loader = balancer.prepare(Reader(device), stock)
-        found = loop(model, loader, device, block.num_epochs)
-        counts = loader.fetch_counts
-        is_counted = loader.costs is None
+        found = loop(model, loader, device)
     plans = [event.step for event in events if isinstance(event, Rebalanced)]
-    fetched = counts.requested / max(1, counts.used)
-    return replace(found, plans=plans, fetched=fetched, is_counted=is_counted)
+    return replace(found, plans=plans)
 
 
 def told(cell: Cell, block: Block) -> Cost | None:
     """Return what a balancer is told of the costs."""
-    data = block.data(cell)
+    data = block.data()
     if isinstance(data, Packs):
         return Cost(data.features, padded=False)
-    if block.method == "seen":
-        return Cost(from_batch=lambda samples, batch: batch[1], padded=cell.padded)
     return Cost(data.lengths, padded=cell.padded) if block.method.startswith("ours") else None
 
 
@@ -165,17 +151,15 @@ def loader_of(cell: Cell, block: Block, **settings: Any) -> DataLoader[Any]:
     """Return a stock loader."""
     one_row = unpacked if block.has_packs else packed
     collate: Any = padded if cell.padded else one_row
-    return DataLoader(block.data(cell), collate_fn=collate, **settings)
+    return DataLoader(block.data(), collate_fn=collate, **settings)
 
 
-def loop(
-    model: Any, loader: Any, device: Device, num_epochs: int, *, share: float | None = None
-) -> Trained:
+def loop(model: Any, loader: Any, device: Device, *, share: float | None = None) -> Trained:
     """Train; a rank's mean loss weighs ``share`` per sample, None leaves it as it is."""
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
     dist.barrier()
     ends_s, process_s = [perf_counter()], process_time()
-    for tokens, lengths, returns in chain.from_iterable(loader for _ in range(num_epochs)):
+    for tokens, lengths, returns in loader:
         loss = loss_of(model(tokens, lengths), returns)
         (loss if share is None else loss * len(lengths) * share).backward()
         optimizer.step()

@@ -7,10 +7,9 @@ of its samples and by the rank's speed. Their own arithmetic takes a fraction of
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cache
 from time import perf_counter, sleep, thread_time
-from typing import Any
 
 import numpy as np
 import torch
@@ -19,12 +18,12 @@ from torch import Tensor, nn
 from torch.utils.data import Dataset
 
 from benchmarks._real_text import functions, tokens_of
+from benchmarks._sleepers import Due
 from evenstep.sim._sample_workload import lower_bound_s
 
 LONGEST, VOCABULARY, WIDTH = 768, 1024, 32
 LINEAR = 512  # a sample costs `LINEAR * L + L**2`: most of a long one's cost is quadratic
 UNIT_S = {False: 220e-9, True: 180e-9}  # of that, by whether forwards are padded
-SHORT_UNIT_S = {False: 100e-9, True: 45e-9}  # the same in short steps
 START_S = 0.004  # of a forward, on a rank of mean speed
 SPEEDS = {"equal": (1, 1, 1, 1), "1:1:2:4": (1, 1, 2, 4)}
 Sample = tuple[Tensor, Tensor]
@@ -37,24 +36,13 @@ class Cell:
     Attributes:
         speeds: of the ranks, by name. Their sum does not matter: the mean is 1.
         padded: whether a forward costs as many times its longest sample as it has samples.
-        equal_lengths: whether all samples are given as many tokens.
-        unit_s: seconds of one unit of cost; None for those of its kind.
     """
 
     speeds: str
     padded: bool
-    equal_lengths: bool = False
-    unit_s: float | None = None
 
     def __str__(self) -> str:
-        same = ", equal lengths" if self.equal_lengths else ""
-        same += "" if self.unit_s is None else f", {1e9 * self.unit_s:g} ns"
-        return f"{'padded' if self.padded else 'additive'}, 4 ranks {self.speeds}{same}"
-
-    @property
-    def costs_s(self) -> float:
-        """Seconds of one unit of cost."""
-        return UNIT_S[self.padded] if self.unit_s is None else self.unit_s
+        return f"{'padded' if self.padded else 'additive'}, 4 ranks {self.speeds}"
 
     @property
     def slow(self) -> np.ndarray:
@@ -66,17 +54,12 @@ class Cell:
         """Return the time of a rank's forward and backward."""
         cost = cost_of(lengths)
         total = len(cost) * cost.max() if self.padded else cost.sum()
-        return float((START_S + self.costs_s * total) * self.slow[rank])
+        return float((START_S + UNIT_S[self.padded] * total) * self.slow[rank])
 
     def bound_s(self, cost: np.ndarray) -> float:
         """Return what no assignment of samples of this cost beats; of padded ones, no runs."""
-        unit_s = self.costs_s * self.slow
+        unit_s = UNIT_S[self.padded] * self.slow
         return lower_bound_s(cost, START_S * self.slow, unit_s, padded=self.padded)[0]
-
-    @property
-    def of_short_steps(self) -> Cell:
-        """The same with shorter steps."""
-        return replace(self, unit_s=SHORT_UNIT_S[self.padded])
 
 
 def cost_of(lengths: np.ndarray) -> np.ndarray:
@@ -87,10 +70,9 @@ def cost_of(lengths: np.ndarray) -> np.ndarray:
 class Text(Dataset[Sample]):
     """The functions of the standard library, and whether each returns something."""
 
-    def __init__(self, *, equal_lengths: bool) -> None:  # the class says it
-        texts = [f"{one:700}" if equal_lengths else one for one in functions()]
-        longest = 175 if equal_lengths else LONGEST
-        self.tokens = [torch.tensor(tokens_of(one, longest, VOCABULARY)) for one in texts]
+    def __init__(self) -> None:  # the class says it
+        texts = functions()
+        self.tokens = [torch.tensor(tokens_of(one, LONGEST, VOCABULARY)) for one in texts]
         self.returns = torch.tensor([float("return" in one) for one in texts])
         self.lengths = np.array([len(one) for one in self.tokens])
         self.cost = cost_of(self.lengths)
@@ -103,9 +85,9 @@ class Text(Dataset[Sample]):
 
 
 @cache
-def text(*, equal_lengths: bool) -> Text:
+def text() -> Text:
     """Return the data set, read once in a process."""
-    return Text(equal_lengths=equal_lengths)
+    return Text()
 
 
 def packed(samples: Sequence[Sample]) -> tuple[Tensor, Tensor, Tensor]:
@@ -157,20 +139,6 @@ class Device:
         sleep(max(0.0, self._began_s + taken_s - perf_counter()))
 
 
-class _Last(torch.autograd.Function):
-    """Changes nothing; its backward comes when those of all later layers are done."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, device: Device) -> Tensor:
-        ctx.device = device
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, *gradients: Tensor) -> Any:
-        ctx.device.backward_done()
-        return gradients[0], None
-
-
 class Reader(nn.Module):
     """Means over the tokens of a sample, of what a layer makes of each."""
 
@@ -184,7 +152,7 @@ class Reader(nn.Module):
     def forward(self, tokens: Tensor, lengths: Tensor) -> Tensor:
         """Return a number for each sample, ``(num_samples,)``."""
         self.device.begin(lengths.numpy())
-        x = _Last.apply(self.embedding(tokens), self.device)
+        x = Due.apply(self.embedding(tokens), self.device.backward_done)
         x = torch.tanh(self.layer(x))
         if tokens.ndim == 1:
             owner = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
@@ -199,7 +167,7 @@ class Reader(nn.Module):
 
 def contention(cell: Cell, rank: int, num_batches: int) -> float:
     """Return how long a rank's batches take beside the others, over how long alone; the median."""
-    model, data = Reader(Device(cell, rank)), text(equal_lengths=cell.equal_lengths)
+    model, data = Reader(Device(cell, rank)), text()
     collate = padded if cell.padded else packed
     places = np.random.default_rng(rank).permutation(len(data))[: 8 * num_batches].reshape(-1, 8)
     batches = [collate([data[int(place)] for place in some]) for some in places]

@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from benchmarks._network_arena import Arena, Taken
 from benchmarks._network_follow import follow
-from benchmarks._network_trainers import in_turns
 from evenstep.network import Split
 
 SMALL = 1024  # elements: nothing but latency
@@ -49,7 +48,6 @@ def contest(settings: dict[str, Any]) -> dict[str, Any]:
 JOBS = {
     "contest": contest,
     "follow": follow,
-    "turns": in_turns,
 }
 
 

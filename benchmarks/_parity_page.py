@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).parents[1]
+from benchmarks._common import ROOT
+
 EVIDENCE, PAGE = ROOT / "evidence" / "parity.json", ROOT / "docs" / "parity.md"
 BLOCK = re.compile(r"(<!-- parity -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 COLUMNS = (

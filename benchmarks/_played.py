@@ -15,13 +15,12 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks._common import progress
+from benchmarks._common import ROOT, environment, progress
 from benchmarks._injected import Drawn
 from evenstep._diagnosis import Cause, Diagnosis, FoundCause
 from evenstep._telemetry import read_events
 from evenstep.events import RunEnded, WaitingDiagnosed
 
-ROOT = Path(__file__).parents[1]
 STEP_US = 60_000.0  # of a step without a disturbance: ten times what Python and gloo take of it
 _PAGES = 1 << 13  # of the file that ranks read
 
@@ -70,14 +69,9 @@ def _play_all(runs: Sequence[Drawn], world_size: int, folder: Path) -> list[Play
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     torchrun += [f"--nproc-per-node={world_size}", "-m", "benchmarks._cause_script", str(folder)]
     watch = [sys.executable, "-m", "evenstep.watch", "--every", "0", "--run-dir", str(folder), "--"]
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join([str(ROOT / "src"), str(ROOT)]),
-        "OMP_NUM_THREADS": "1",
-    }
     with open(folder / "log.txt", "wb") as log:
         subprocess.run(
-            [*watch, *torchrun], check=True, env=environment, cwd=ROOT, stdout=log, stderr=log
+            [*watch, *torchrun], check=True, env=environment(), cwd=ROOT, stdout=log, stderr=log
         )
     said = diagnoses(folder / "events.jsonl")
     return [

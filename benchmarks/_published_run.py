@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import re
 import shlex
 import shutil
@@ -17,10 +16,10 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from benchmarks._common import environment
 from benchmarks._published_devices import SETTINGS
 from benchmarks._published_scripts import Published
 
-ROOT = Path(__file__).parents[1]
 BASE_S = 0.03  # a step's time on the device that is not there
 LIMIT_S = 240
 
@@ -88,12 +87,10 @@ def run(
             "slow": -1,
             "more_s": 0.0,
         }
-        paths = (str(place / "site"), str(ROOT / "src"), str(ROOT))
         done = subprocess.run(
             [sys.executable, *under, *_command(one)],
             cwd=place / "copy" / one.cwd,
-            env=os.environ
-            | {"PYTHONPATH": os.pathsep.join(paths), "OMP_NUM_THREADS": "1"}
+            env=environment(str(place / "site"))
             | {SETTINGS: json.dumps(given | settings)}
             | one.env,
             capture_output=True,

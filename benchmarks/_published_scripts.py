@@ -35,7 +35,7 @@ class Published:
     """A script as it is, and how it is started.
 
     Attributes:
-        checkout: the folder of its repository; empty for a script of ours.
+        checkout: the folder of its repository.
         folder: the part of the repository that is copied for each run.
         script: its path there.
         arguments: what follows on the command line: small models, and few steps.
@@ -61,7 +61,7 @@ class Published:
     @property
     def name(self) -> str:
         """The path of the script, from its repository on."""
-        return f"{self.checkout or 'own'}/{Path(self.folder) / self.script}"
+        return f"{self.checkout}/{Path(self.folder) / self.script}"
 
 
 def lightning(prefix: str) -> dict[str, str]:
@@ -133,4 +133,3 @@ PUBLISHED = (
     ),
     Published("pytorch-image-models", ".", "train.py", TIMM, stubs=("torchvision",)),
 )
-OWN = Published("", ".", "_published_own.py", "40", device="cuda")

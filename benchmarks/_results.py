@@ -15,13 +15,12 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks import _gpu_tables, _server_tables
-from benchmarks._common import Row, main
+from benchmarks._common import ROOT, Row, main
 from benchmarks.arena._cells import cells_of
 from benchmarks.arena._figures import Spread, Standing, bound_of, paired, readings_gain, standings
 from benchmarks.arena._papers import DYNAMIC_CLAIMS, SETUPS, exchange_for
 from benchmarks.arena._setups import ArenaSetUp
 
-ROOT = Path(__file__).parents[1]
 NONE = "\N{EN DASH}"
 PAGE, EVIDENCE = ROOT / "docs" / "results.md", ROOT / "evidence" / "arena"
 BLOCK = re.compile(r"(<!-- results: (\S+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)

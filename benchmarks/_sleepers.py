@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from time import perf_counter, sleep
+from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, TensorDataset
+
+
+class Due(torch.autograd.Function):
+    """The identity; its gradient is there when ``ready`` returns."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, ready: Callable[[], object]) -> torch.Tensor:
+        """Return ``x``."""
+        ctx.ready = ready
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> Any:
+        """Return the gradient, in due time."""
+        ctx.ready()
+        return gradients[0], None
 
 
 class Sleeper(nn.Module):
@@ -35,26 +51,9 @@ class Sleeper(nn.Module):
         return y
 
 
-def sleeper(intercept_s: float, slope_s: float, *, width: int) -> DistributedDataParallel:
-    """Return a sleeper in DDP."""
-    return DistributedDataParallel(Sleeper(intercept_s, slope_s, width=width))
-
-
 def loader_of(num_steps: int, batch_size: int, world_size: int, *, width: int) -> DataLoader:  # type: ignore[type-arg]
     """Return a stock loader with enough samples for ``num_steps`` global steps."""
     return DataLoader(
         TensorDataset(torch.zeros(num_steps * batch_size * world_size, width)),
         batch_size=batch_size,
     )
-
-
-def aligned_all_reduce_s(width: int, *, repetitions: int = 30) -> list[float]:
-    """Return seconds of an all-reduce of the layer's gradient, all ranks starting together."""
-    gradient = torch.zeros(width * width + width)
-    seconds = []
-    for _ in range(repetitions):
-        dist.barrier()
-        began_s = perf_counter()
-        dist.all_reduce(gradient)
-        seconds.append(perf_counter() - began_s)
-    return seconds

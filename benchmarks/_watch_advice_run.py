@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from benchmarks._sleepers import Due
 from evenstep._diagnosis import Phase
 from evenstep.torch import Balancer, Runtime
 
@@ -76,18 +77,6 @@ def packed(samples: list[Tensor]) -> Batch:
     return torch.cat(samples), torch.tensor([len(one) for one in samples])
 
 
-class _Backward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, device: Device) -> Tensor:
-        ctx.device = device
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        ctx.device.backward()
-        return gradient, None
-
-
 class Device(nn.Module):
     """A small model in the time of an emulated device.
 
@@ -119,7 +108,7 @@ class Device(nn.Module):
         found = self.layer(torch.stack([row.mean(dim=0) for row in rows]))
         sleep(max(0.0, begin_s + _FORWARD * seconds + beside_s - perf_counter()))
         self.forward_end_s = perf_counter()
-        out: Tensor = _Backward.apply(found, self)  # type: ignore[no-untyped-call]
+        out: Tensor = Due.apply(found, self.backward)  # type: ignore[no-untyped-call]
         return out
 
     def backward(self) -> None:

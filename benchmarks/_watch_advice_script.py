@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import partial
 from time import sleep
 from typing import Any
 
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, DistributedSampler
 
+from benchmarks._sleepers import Due
 from benchmarks._watch_advice_clock import BATCH, NUM_STEPS, Clock
 
 SAMPLE_S = (0.0025, 0.0075)  # by rank
@@ -36,18 +38,6 @@ class Rows(Dataset[Any]):
         return {"x": row, "labels": row.sum()} if self.named else (row, row.sum())
 
 
-class _Late(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, seconds: float) -> Tensor:
-        ctx.seconds = seconds
-        return x.view_as(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> tuple[Tensor, None]:
-        sleep(ctx.seconds)
-        return gradient, None
-
-
 class Device(nn.Module):
     """A third of the rank's time in the forward, the rest in the backward."""
 
@@ -60,7 +50,7 @@ class Device(nn.Module):
         """Return the outputs; with labels, the loss, as ``Trainer`` wants it."""
         seconds = SAMPLE_S[RANK] * len(x)
         sleep(seconds / 3)
-        out: Tensor = _Late.apply(self.layer(x), 2 / 3 * seconds)[:, 0]  # type: ignore[no-untyped-call]
+        out: Tensor = Due.apply(self.layer(x), partial(sleep, 2 / 3 * seconds))[:, 0]  # type: ignore[no-untyped-call]
         return out if labels is None else {"loss": (out - labels).square().mean()}
 
 

@@ -14,6 +14,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from time import perf_counter, process_time, sleep
 from typing import Any
@@ -26,6 +27,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from benchmarks._common import Row, main, progress
+from benchmarks._sleepers import Due
 from evenstep._telemetry import ProgressLine
 from evenstep._telemetry._line import PARTS
 from evenstep.events import Event, StepsAccounted
@@ -129,19 +131,7 @@ class Slow(nn.Module):
         if not self.training:
             return self.last(self.first(x))  # type: ignore[no-any-return]
         self.naps.take("forward")
-        return self.last(_SlowBackward.apply(self.first(x), self.naps))  # type: ignore[no-any-return, no-untyped-call]
-
-
-class _SlowBackward(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, naps: Naps) -> torch.Tensor:
-        ctx.naps = naps
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> Any:
-        ctx.naps.take("backward")
-        return grads[0], None
+        return self.last(Due.apply(self.first(x), partial(self.naps.take, "backward")))  # type: ignore[no-any-return, no-untyped-call]
 
 
 class SlowSgd(torch.optim.SGD):

@@ -17,9 +17,6 @@ from typing import Any
 
 from benchmarks._common import Row, main, progress
 from benchmarks._fake_ranks import DEADLINE_S, HEARTBEAT_S, fake, rank_0
-from evenstep._exchange._message_kinds import StepReports, written
-from evenstep._exchange._wire import Wire, text_of
-from evenstep._planner import Report
 
 _TIMEOUT_S = 120.0
 # World size, and what may be taken: seconds of the start, seconds of CPU of a step.
@@ -104,8 +101,7 @@ def heard(pipe: Connection) -> Any:
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Measure one message, then whole runs."""
-    yield one_message(2_000 if options.quick else 50_000)
+    """Measure whole runs."""
     for world_size, most_s, most_cpu_s in SIZES:
         progress(f"{world_size} ranks: start, steps, the loss of one")
         ranks = Ranks(world_size)
@@ -117,25 +113,6 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         )
         yield of_a_step(ranks, world_size, 30 if options.quick else 300, most_cpu_s)
         yield of_losses(ranks, world_size)
-
-
-def one_message(number: int) -> Row:
-    """Measure what a tag costs: at the sender, and at the receiver."""
-    caller, acceptor = Wire(b"a key", is_caller=True), Wire(b"a key", is_caller=False)
-    text = text_of(written([StepReports(118, (Report(118, 32, 8192, 0.1234567, 0.001234),))]))
-    began_s = perf_counter()
-    messages = [caller.head(text) + text.data for _ in range(number)]
-    sealed_s = perf_counter()
-    for message in messages:
-        acceptor.take(message)
-    checked_s = perf_counter()
-    each_s = (sealed_s - began_s) / number, (checked_s - sealed_s) / number
-    return Row(
-        f"a report of {len(text.data)} bytes: its tag at the sender, its check at the receiver",
-        "<= 10 microseconds each",
-        {"tag_s": each_s[0], "check_s": each_s[1]},
-        met=max(each_s) <= 1e-5,
-    )
 
 
 def of_a_step(ranks: Ranks, world_size: int, num_steps: int, most_cpu_s: float) -> Row:

@@ -17,7 +17,7 @@ import numpy as np
 import torch.distributed as dist
 
 from benchmarks._common import Row, bootstrap_median, main, progress
-from benchmarks._sleepers import loader_of, sleeper
+from benchmarks._sleepers import Sleeper, loader_of
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
 
@@ -30,10 +30,11 @@ NAMES = ("plain", "balanced", "plain again")
 
 def train(rank: int, num_rounds: int, width: int) -> tuple[dict[str, list[float]], Any]:
     """Return seconds of every counted step by contestant, and the last batch sizes."""
+    from torch.nn.parallel import DistributedDataParallel as DDP
     from torch.optim import SGD
 
     warm_up = 10
-    models = {name: sleeper(0.0, STEP_S / BATCH_SIZE, width=width) for name in NAMES}
+    models = {name: DDP(Sleeper(0.0, STEP_S / BATCH_SIZE, width=width)) for name in NAMES}
     loaders: dict[str, Any] = {
         name: loader_of(num_rounds + warm_up, BATCH_SIZE, 2, width=width) for name in NAMES
     }

@@ -21,9 +21,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from time import monotonic
 
-from ._common import Row, main, progress
+from benchmarks._common import ROOT, Row, main, progress
 
-ROOT = Path(__file__).parents[1]
 PAGES = "README.md", "CONTRIBUTING.md", "docs/index.md", "docs/demo.md"
 PROGRAMS = "make", "pip", "evenstep", "torchrun", "git"
 NOT_RUN = {

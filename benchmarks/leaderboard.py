@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 
 from benchmarks._common import Row, main
-from benchmarks._scenarios import NAMES
+from benchmarks.regret import NAMES
 from evenstep import sim
 from evenstep._render._words import number, percent
 from evenstep.policies._by_name import without_settings

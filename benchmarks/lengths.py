@@ -6,14 +6,12 @@ at least five times what they compute. Methods take turns in blocks of steps, in
 and train on the same samples in the same steps; each step is compared with the bound of its own
 samples. `slowest_device_over_bound` is the part that follows from who has what; the rest, `host_s`,
 is what Python and gloo take. `speed_only` is `Balancer()`, which counts samples. Methods that
-learn nothing have shorter blocks, of the last steps. `seen`
-learns lengths from batches: it trains two epochs, as others do beside it.
+learn nothing have shorter blocks, of the last steps.
 
 How long a unit of cost takes follows from a rule, not from ratios of such steps. Balanced steps
 take at least five times the CPU time of all four ranks together, as these share two cores where
 real ones have cores of their own. That CPU time was 32 ms a step, and 42 ms where samples are
 padded. So steps are made to take 180 to 240 ms. `device_over_cpu_of_all` is what was reached.
-Where evenstep is compared with itself, steps are shorter.
 
 Packing instead: samples are put together beforehand, best-fit, to as many tokens as the longest
 sample has. `packs, plain` is plain DDP on packs, `packs, ours` balances packs by the sums of
@@ -43,33 +41,27 @@ from evenstep.testing import run_workers
 
 METHODS = ("plain", "speed_only", "rebalance_sampler", "ours")
 BAR = "ours <= 1.08 of the bound; at equal speeds plain >= 1.25 of ours where it is >= 1.35 of it"
-IN_TIME = ("speed_only", "ours", "seen")
-IN_TIME_BAR = "first epoch <= 1.02 of speed_only; second <= 1.02 of ours, which knows lengths"
 FIRST = 20  # steps in which costs are learnt
-EPOCH = 65  # steps, of which the first of a second epoch do not know lengths yet
 SETTLE = 3  # first steps of methods that learn nothing
 Figures = dict[str, Any]
 
 
-def blocks_of(
-    cell: Cell, methods: Sequence[str], options: argparse.Namespace, num_epochs: int = 1
-) -> list[Block]:
+def blocks_of(options: argparse.Namespace) -> list[Block]:
     """Return the blocks of all rounds: in each the same samples for all, and another order."""
-    blocks, num_samples = [], len(text(equal_lengths=cell.equal_lengths))
+    blocks, num_samples = [], len(text())
     num_steps = options.warm_up + options.steps
     for number in range(options.rounds):
         rng = np.random.default_rng(number)
         order = rng.permutation(num_samples)[: num_steps * BATCH].reshape(num_steps, BATCH)
         blocks += [
-            Block(method, order[left_out(method, options) :], num_epochs)
-            for method in turn(methods, number)
+            Block(method, order[left_out(method, options) :]) for method in turn(METHODS, number)
         ]
     return blocks
 
 
-def blocks_of_packs(cell: Cell, options: argparse.Namespace) -> list[Block]:
+def blocks_of_packs(options: argparse.Namespace) -> list[Block]:
     """Return the blocks of all rounds: the same samples, in packs or without."""
-    blocks, data = [], text(equal_lengths=cell.equal_lengths)
+    blocks, data = [], text()
     for number in range(options.rounds):
         rng = np.random.default_rng(number)
         of_packs, of_samples = pack_orders(data, rng, warm_up=options.warm_up, steps=options.steps)
@@ -98,7 +90,7 @@ def steps_s(ranks: Sequence[Trained]) -> np.ndarray:
 def measure(cell: Cell, blocks: Sequence[Block], options: argparse.Namespace) -> Figures:
     """Train blocks; return seconds and bounds of all steps, and whether the emulation held."""
     load = os.getloadavg()[0]
-    timeout_s = 60 + 2.0 * sum(len(block.order) * block.num_epochs for block in blocks)
+    timeout_s = 60 + 2.0 * sum(len(block.order) for block in blocks)
     ranks = run_workers(NUM_RANKS, train, cell, blocks, options.checks, timeout_s=timeout_s)
     runs = [[rank[1 + number] for rank in ranks] for number in range(len(blocks))]
     found: Figures = {
@@ -117,25 +109,23 @@ def measure(cell: Cell, blocks: Sequence[Block], options: argparse.Namespace) ->
             "step_s": [steps_s(runs[place]).tolist() for place in mine],
             "slowest_s": [one.tolist() for one in slowest],
             "bound_s": [bounds_s(cell, blocks[place]) for place in mine],
-            "tokens": [tokens(cell, blocks[place]) for place in mine],
+            "tokens": [tokens(blocks[place]) for place in mine],
             "cpu_s_of_all": [cpu / len(took) for cpu, took in zip(cpu_s, slowest, strict=True)],
             "plans": [runs[place][0].plans for place in mine],
-            "fetched": [max(one.fetched for one in runs[place]) for place in mine],
-            "is_counted": all(one.is_counted for place in mine for one in runs[place]),
         }
     return found
 
 
 def bounds_s(cell: Cell, block: Block) -> list[float]:
     """Return what no assignment of each step's samples beats."""
-    cost = block.data(cell).cost
-    return [cell.bound_s(cost[some]) for some in block.order] * block.num_epochs
+    cost = block.data().cost
+    return [cell.bound_s(cost[some]) for some in block.order]
 
 
-def tokens(cell: Cell, block: Block) -> list[int]:
+def tokens(block: Block) -> list[int]:
     """Return the tokens of each step, padding left out."""
-    each: list[int] = block.data(cell).lengths[block.order].sum(axis=1).tolist()
-    return each * block.num_epochs
+    each: list[int] = block.data().lengths[block.order].sum(axis=1).tolist()
+    return each
 
 
 def kept(
@@ -228,83 +218,21 @@ def packed_instead(cell: Cell, found: Figures, options: argparse.Namespace) -> R
     )
 
 
-def same_lengths(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
-    """Return the row of a cell where lengths tell nothing, by cost beside by count.
-
-    Where evenstep counts samples all the same, both ways are one, and the ratio is what the
-    machine's noise makes of 1.
-    """
-    ratio = late(found, "ours", "step_s", options) / late(found, "speed_only", "step_s", options)
-    measured = {"by_cost_over_by_count": float(np.median(ratio))}
-    limits = {"limits_95": bootstrap_median(ratio), "is_counted": found["ours"]["is_counted"]}
-    return Row(
-        str(cell),
-        "samples are counted, or by cost <= 1.005 of by count",
-        measured | limits | checks(found),
-        limits["is_counted"] or (measured["by_cost_over_by_count"] <= 1.005 and holds(found)),
-    )
-
-
-def seen_in_time(cell: Cell, found: Figures, options: argparse.Namespace) -> Row:
-    """Return the row of a cell whose lengths become known in the first of two epochs."""
-    took = {name: np.array(found[name]["step_s"]) for name in IN_TIME}
-    bounds = np.array(found["seen"]["bound_s"])
-    half = bounds.shape[1] // 2
-    epochs = {"first": np.s_[:, :half], "second": np.s_[:, half:]}
-    measured: Figures = {
-        f"{name}_epoch_over_bound": {
-            method: float(seconds[epoch].sum() / bounds[epoch].sum())
-            for method, seconds in took.items()
-        }
-        for name, epoch in epochs.items()
-    }
-    measured["slowest_device_over_bound"] = {
-        f"{name}, {method}": float((np.array(found[method]["slowest_s"]) / bounds)[epoch].mean())
-        for name, epoch in epochs.items()
-        for method in IN_TIME
-    }
-    first, second = (measured[f"{name}_epoch_over_bound"] for name in epochs)
-    measured["first_epoch_over_speed_only"] = first["seen"] / first["speed_only"]
-    measured["second_epoch_over_ours"] = second["seen"] / second["ours"]
-    measured["steps_of_new_plans"] = found["seen"]["plans"]
-    good = measured["first_epoch_over_speed_only"] <= 1.02
-    good = good and measured["second_epoch_over_ours"] <= 1.02 and holds(found)
-    return Row(f"{cell}, lengths seen", IN_TIME_BAR, measured | checks(found), good)
-
-
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Compare methods in each cell, with packs beside; then where there is little to win."""
+    """Compare methods in each cell, with packs beside."""
     cells = [Cell(speeds, padded) for padded in (False, True) for speeds in SPEEDS]
     if options.quick:
         options.rounds, options.warm_up, options.steps, options.checks = 1, 2, 4, 2
-        cells = [cells[0].of_short_steps]
+        cells = cells[:1]
     with ExitStack() as stack:
         folder = options.resume or Path(stack.enter_context(TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
-        for cell in cells if options.only in (None, "cells") else ():
-            blocks = blocks_of(cell, METHODS, options)
-            blocks += [] if cell.padded else blocks_of_packs(cell, options)
+        for cell in cells:
+            blocks = blocks_of(options) + ([] if cell.padded else blocks_of_packs(options))
             found = kept(str(cell), cell, blocks, folder, options)
             yield compared(cell, found, options)
             if not cell.padded:
                 yield packed_instead(cell, found, options)
-        if options.only in (None, "itself"):
-            yield from beside_itself(folder, options)
-
-
-def beside_itself(folder: Path, options: argparse.Namespace) -> Iterator[Row]:
-    """Compare evenstep with itself, in short steps: where there is nothing to win, and in time."""
-    cell = Cell("equal", padded=False, equal_lengths=True).of_short_steps
-    blocks = blocks_of(cell, ("speed_only", "ours"), options)
-    yield same_lengths(cell, kept(str(cell), cell, blocks, folder, options), options)
-    if not options.quick:
-        epoch = {"rounds": 1, "steps": EPOCH - options.warm_up}
-        options = argparse.Namespace(**vars(options) | epoch)
-    cells = [Cell("equal", padded=True), Cell("1:1:2:4", padded=False)]
-    for cell in (one.of_short_steps for one in cells[: 1 if options.quick else 2]):
-        blocks = blocks_of(cell, IN_TIME, options, num_epochs=2)
-        found = kept(f"{cell}, seen", cell, blocks, folder, options)
-        yield seen_in_time(cell, found, options)
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
@@ -314,9 +242,6 @@ def add_options(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=13, help="further steps of a block")
     parser.add_argument("--checks", type=int, default=6, help="batches of the contention check")
     parser.add_argument("--resume", type=Path, help="folder of cells already measured")
-    parser.add_argument(
-        "--only", choices=("cells", "itself"), help="beside other methods, or beside itself"
-    )
 
 
 if __name__ == "__main__":

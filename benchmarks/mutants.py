@@ -16,9 +16,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from benchmarks._common import Row, main, progress
-
-ROOT = Path(__file__).parents[1]
+from benchmarks._common import ROOT, Row, main, progress
 
 
 @dataclass(frozen=True)

@@ -18,33 +18,29 @@ import numpy as np
 
 from benchmarks._common import Row, main, progress
 from benchmarks._network_changing import EXCHANGES, NUM_SERVERS, raced
-from benchmarks._network_equal import equal_training
 from benchmarks._network_lab import in_lab, no_lab
 from evenstep.network import Aggregation, Links, Split, exchange_s, optimal_shares
 from evenstep.network._plans._optimum import equal_shares, lower_bound_s
 
 GOODPUT = 1448 / 1514  # bytes of a stream over those of its frames
 UNEQUAL = ((200, 200, 200, 50), (200, 150, 100, 50))
-PARTS = "unequal,equal,dedicated,changing"
+PARTS = "unequal,dedicated,changing"
 CHUNKS = (8, 16, 32)
 NUM_ELEMENTS = 2_000_000  # 8 MB
 
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
-    """Measure on unequal links, equal ones, to dedicated servers, and on links that change."""
+    """Measure on unequal links, to dedicated servers, and on links that change."""
     if (missing := no_lab()) is not None:
         yield missing
         return
     rounds = 3 if options.quick else options.rounds
-    settings = (_rates(options.mbit),) if options.mbit else UNEQUAL
     parts = (options.only or PARTS).split(",")
     if "unequal" in parts:
-        for mbit in settings:
+        for mbit in UNEQUAL:
             yield from collocated(mbit, rounds)
     if "dedicated" in parts:
         yield from dedicated(rounds)
-    if "equal" in parts:
-        yield from equal_training(options)
     if "changing" in parts:
         yield from raced(EXCHANGES, options)
 
@@ -204,13 +200,8 @@ def _text(mbit: Sequence[float]) -> str:
     return ",".join(f"{rate:g}" for rate in mbit)
 
 
-def _rates(text: str) -> tuple[float, ...]:
-    return tuple(float(rate) for rate in text.split(","))
-
-
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Add rates, repetitions, and what to leave out."""
-    parser.add_argument("--mbit", help="of 4 workers, in place of the two that are compared")
     parser.add_argument("--rounds", type=int, default=9, help="interleaved rounds of fixed links")
     parser.add_argument("--only", default=PARTS, help="which rows, with commas")
     parser.add_argument("--seeds", type=int, default=5, help="of links that change")

@@ -24,8 +24,8 @@ from typing import Any
 
 import torch
 
-from benchmarks._common import Row, main, progress
-from benchmarks._published_run import ROOT, Ran, commit_of, run
+from benchmarks._common import ROOT, Row, main, progress
+from benchmarks._published_run import Ran, commit_of, run
 from benchmarks._published_scripts import CHECKOUTS, GPT, NANO, PUBLISHED, TIMM, Published
 
 PAGE = ROOT / "docs" / "recipes" / "scripts.md"

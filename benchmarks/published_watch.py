@@ -7,24 +7,21 @@ bit by bit, rank by rank. The third has to name that rank first, because of comp
 
 No accelerator and no download is needed: ``_published_devices`` gives each process CPUs for its
 devices, and ``_published_stubs`` small data and models. The text of the scripts stays as it is.
-``--quick`` runs a script of ours instead.
 """
 
 from __future__ import annotations
 
 import argparse
 import re
-import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any
 
 from benchmarks._common import Row, main, progress
-from benchmarks._published_run import ROOT, commit_of, run
-from benchmarks._published_scripts import CHECKOUTS, OWN, PUBLISHED, Published
+from benchmarks._published_run import commit_of, run
+from benchmarks._published_scripts import CHECKOUTS, PUBLISHED, Published
 
 MORE = 1.5  # steps, for which the slow rank sleeps
 BAR = "runs; losses bitwise equal; rank and cause named"
@@ -81,11 +78,6 @@ def measured(one: Published, folder: Path, commit: str, slow: int) -> Row:
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Yield a row for each script; without a folder, one for each repository that is needed."""
-    if options.quick:
-        with TemporaryDirectory() as name:
-            shutil.copy(ROOT / "benchmarks" / OWN.script, name)
-            yield measured(OWN, Path(name), "", 1)
-        return
     if options.scripts is None:
         for name, (url, commit) in CHECKOUTS.items():
             figures = {"url": url, "commit": commit}

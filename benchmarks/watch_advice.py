@@ -19,23 +19,20 @@ import re
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
 
-from benchmarks._common import Row, main, progress
+from benchmarks._common import ROOT, Row, environment, main, progress
 from benchmarks._watch_advice_run import NUM_RANKS, Cell, Trained, train
 from evenstep.testing import run_workers
 from evenstep.watch._counterfactuals import Counterfactuals, WatchedSteps, foresee
 
 LEARNT = 30  # steps
 BAR = "predicted within 5 % of measured"
-ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "_watch_advice_script.py"
 LAUNCHER = ROOT / "examples" / "local_workers.py"
 TENSORFLOW = {"TF_CPP_MIN_LOG_LEVEL": "3", "CUDA_VISIBLE_DEVICES": "-1"}
-PATHS = (str(ROOT / "src"), str(ROOT), os.environ.get("PYTHONPATH", ""))
 KINDS = ("DDP", "FSDP2", "Trainer", "Accelerate", "Keras")
 CELLS = (
     Cell("equal", "equal"),
@@ -129,12 +126,11 @@ def script(kind: str, how: str) -> str:
         watch = [*python, "-m", "evenstep.watch", "--every", "0", "--"] if is_plain else []
         torchrun = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
         command = [*watch, *python, *torchrun, str(SCRIPT), kind, how]
-    environment = os.environ | TENSORFLOW | {"TF_USE_LEGACY_KERAS": str(int(is_plain))}
     with TemporaryDirectory() as folder:
         done = subprocess.run(
             command,
             cwd=folder,
-            env=environment | {"PYTHONPATH": os.pathsep.join(path for path in PATHS if path)},
+            env=environment() | TENSORFLOW | {"TF_USE_LEGACY_KERAS": str(int(is_plain))},
             text=True,
             capture_output=True,
             timeout=300,

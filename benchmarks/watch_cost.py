@@ -17,34 +17,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
 
-from benchmarks._common import Row, bootstrap_median, main, progress
+from benchmarks._common import ROOT, Row, bootstrap_median, environment, main, progress
 
-ROOT = Path(__file__).parents[1]
 STEP_S, NUM_STEPS, NUM_LONG = 0.1, 12, 100  # as long as from one line to the next
 MOST = 0.002  # of a step
 
 
 def run(num_rounds: int) -> dict[int, dict[str, Any]]:
     """Return what each rank measured."""
-    paths = os.pathsep.join((str(ROOT / "src"), str(ROOT)))
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     command += ["--nproc-per-node", "2", "-m", "benchmarks._watch_cost_run"]
     with TemporaryDirectory() as launcher_dir:  # where summaries are left
         arguments = (num_rounds, NUM_STEPS, NUM_LONG, STEP_S, launcher_dir)
         done = subprocess.run(
             [*command, *map(str, arguments)],
-            env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
+            env=environment(),
             cwd=ROOT,
             check=True,
             stdout=subprocess.PIPE,

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from time import perf_counter, sleep
-from typing import Any
 
 import numpy as np
 import torch
 from torch import nn
 from torch.func import functional_call
 
+from benchmarks._sleepers import Due
 from benchmarks.arena._setups import ArenaSetUp
 
 MEMORY_BYTES = 16 << 30
@@ -120,21 +119,7 @@ class OnDevice(nn.Module):
         """Return the network's output; its backward takes the time of both."""
         first, *rest = self.network
         ready = partial(self._device.compute, len(x), self._clock.now_s)
-        y: torch.Tensor = functional_call(first, {"weight": _Due.apply(first.weight, ready)}, x)
+        y: torch.Tensor = functional_call(first, {"weight": Due.apply(first.weight, ready)}, x)
         for layer in rest:
             y = layer(y)
         return y
-
-
-class _Due(torch.autograd.Function):
-    """The identity; its gradient is there when ``ready`` returns."""
-
-    @staticmethod
-    def forward(ctx: Any, weight: torch.Tensor, ready: Callable[[], None]) -> torch.Tensor:
-        ctx.ready = ready
-        return weight.view_as(weight)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:  # type: ignore[override]
-        ctx.ready()
-        return gradient, None

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow  # to read the standard library takes seconds
 @pytest.fixture(scope="module")
 def data():
     """Functions of the standard library."""
-    return text(equal_lengths=False)
+    return text()
 
 
 def test_every_sample_is_in_one_pack_and_no_pack_is_too_long(data):

@@ -4,10 +4,10 @@ import re
 
 import pytest
 
-from benchmarks._headless import missing, opened, until, violations
 from evenstep._report import page as page_of
 from evenstep._report import read_figures
 
+from .._headless import missing, opened, until, violations
 from .recorded import measured, started, trained, written
 
 pytestmark = [
