@@ -1,5 +1,6 @@
-"""Where the time of a step went: nothing is lost, and who comes last waits for none."""
+"""Where the time of a step went, who was slow behind others, and how that went on in time."""
 
+import re
 from dataclasses import astuple
 
 import numpy as np
@@ -7,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep._diagnosis import Phase, StepAccounts, accounted, time_by_phase
+from evenstep._diagnosis import Cause, Phase, StepAccounts, accounted, time_by_phase
+
+from .runs import names, shown, steps
 
 PARTS = slice(3, None)  # of an event, past its step, number of steps and wall
 
@@ -95,3 +98,115 @@ def test_a_step_that_a_rank_never_tells_of_is_forgotten():
     assert not accounts.add(1, 0, spent(REST=1))
     assert accounts.add(1, 2999, spent(REST=1))
     assert [step for step, _ in accounts.take()] == [2999]
+
+
+STEP_US, NUM_STEPS, SPELL = 98_000, 160, 14
+RUNS = range(40)
+
+
+def late_by(level, seed):
+    """Have rank 1 take that part of a step longer, by step, and all steps differ by 6 percent."""
+    rng = np.random.default_rng(seed)
+    noise = rng.normal(0, 0.06, NUM_STEPS)
+
+    def late(step, rank):
+        more = STEP_US * (level(step) + noise[step]) if rank else 0.0
+        return {"FORWARD": more / 3, "BACKWARD": 2 * more / 3}
+
+    return late
+
+
+@pytest.mark.parametrize(
+    ("level", "cause"),
+    [
+        (lambda step: 0.2 * (step // SPELL % 2), Cause.CONTENTION),
+        (lambda step: 0.1, Cause.SLOW_WORKER),
+        (lambda step: 0.2 * step / NUM_STEPS, Cause.THROTTLING),
+    ],
+)
+def test_spells_are_told_from_noise(level, cause):
+    """Each takes a tenth of the time. Single steps beyond the middle of two levels are noise."""
+    found = [
+        names(shown(steps(NUM_STEPS, 2, late=late_by(level, seed), seed=seed)).diagnose())
+        for seed in RUNS
+    ]
+
+    assert sum(one[:1] == [(cause, 1)] for one in found) >= 0.9 * len(RUNS)
+
+
+def slow(by, since=0):
+    """What a rank computes longer from a step on, in forward and backward alike."""
+    return lambda step: {"FORWARD": by // 3, "BACKWARD": by * 2 // 3} if step >= since else {}
+
+
+@pytest.mark.parametrize("others", [2, 3])
+def test_a_slow_rank_does_not_hide_behind_what_changes_from_step_to_step(others):
+    """A long step comes on one rank or another, by turns that a seed draws."""
+    whose = np.random.default_rng(1).integers(others, size=150)
+
+    def late(step, rank):
+        more = slow(27_000 * (rank == 1) + 120_000 * (rank == whose[step]))
+        return more(step)
+
+    found = shown(steps(150, others, late=late)).diagnose()
+
+    assert sorted(names(found), key=str) == [(Cause.ROTATING, None), (Cause.SLOW_WORKER, 1)]
+
+
+@pytest.mark.parametrize("whole_run", [False, True])
+def test_of_two_slow_ranks_both_are_named_if_they_became_slow_one_after_the_other(whole_run):
+    """Of two ranks the faster one is usual, were it not for earlier steps."""
+    each = slow(45_000, since=20), slow(81_000, since=60)
+    told = shown(steps(160, 2, late=lambda step, rank: each[rank](step))).diagnose(
+        whole_run=whole_run
+    )
+
+    assert names(told) == [(Cause.SLOW_WORKER, 1), (Cause.SLOW_WORKER, 0)]
+    assert "times as long as was usual before" in told.found[1].evidence
+
+
+@pytest.mark.parametrize("before", [0, 90_000], ids=["larger inputs", "samples of a slow rank"])
+def test_ranks_that_change_together_are_not_slow(before):
+    """From step 60 on both take longer; or the one that was slow gives samples to the other."""
+    later = slow(45_000)
+
+    def late(step, rank):
+        return later(step) if step >= 60 else slow(before * rank)(step)
+
+    told = shown(steps(600, 2, late=late)).diagnose(whole_run=True)
+
+    assert (Cause.SLOW_WORKER, 0) not in names(told)
+
+
+def test_ranks_whose_parts_change_are_not_held_against_earlier_times():
+    """As under a balancer: one became slow, and then the other one got samples of it."""
+    each = slow(45_000, since=20), slow(81_000, since=60)
+    told = shown(
+        steps(160, 2, late=lambda step, rank: each[rank](step)), parts_stay=False
+    ).diagnose()
+
+    assert (Cause.SLOW_WORKER, 0) not in names(told)
+
+
+def test_how_much_longer_a_rank_computes_is_said_where_it_is_little():
+    """Five percent of it, on the rank that waits for input besides."""
+    small, disk = {"FORWARD": 1_500, "BACKWARD": 3_000}, {"INPUT": 45_000}
+    found = steps(60, 4, late=lambda step, rank: small | disk if rank == 2 else {})
+    (_, slow) = shown(found).diagnose(whole_run=True).found
+
+    assert (slow.cause, slow.rank) == (Cause.SLOW_WORKER, 2)
+    assert re.match(r"it computes [4-6](\.\d)? % longer than the others, throughout", slow.evidence)
+
+
+@pytest.mark.parametrize("world_size", [1, 2, 3])
+def test_ranks_whose_computing_is_not_known_have_no_level(world_size):
+    """As where computing and waiting cannot be told apart: no division by nothing."""
+    found = steps(80, world_size, late=lambda step, rank: {"REST": 40_000 * rank})
+    for rows in found:
+        for row in rows:
+            row[Phase.REST] += row[Phase.FORWARD] + row[Phase.BACKWARD]
+            row[Phase.FORWARD] = row[Phase.BACKWARD] = 0
+
+    told = shown(found).diagnose()
+
+    assert (Cause.SLOW_WORKER, world_size - 1) not in names(told)

@@ -1,14 +1,27 @@
-"""Plans by cost: learnt from reports, and back to counts where lengths tell nothing."""
+"""Plans by cost: lengths by name, learnt from reports, and only where they pay."""
 
 from dataclasses import replace
 from itertools import product
 
 import numpy as np
 import pytest
+import torch
+from torch.utils.data import Subset
 
-from evenstep._planner import Cost, CostPlanner, EqualSizes, Job, Report, Work, assign
+from evenstep._planner import (
+    Cost,
+    CostChoice,
+    CostPlanner,
+    EqualSizes,
+    Job,
+    Report,
+    Work,
+    assign,
+    batch_lengths,
+)
 from evenstep.events import MeasurementRejected, MemoryCapped, Rebalanced, SizesHeld
 from evenstep.solve import partition
+from evenstep.timemodels import CostEstimator
 
 from .._tiers import slow_but
 from .playing import Playing
@@ -346,3 +359,196 @@ def test_a_limit_of_memory_is_told():
 
     told = [(e.rank, e.max_batch_size) for e in run.events if isinstance(e, MemoryCapped)]
     assert told == [(rank, limit) for limit in (9, 4) for rank in range(WORLD_SIZE)]
+
+
+WORK = np.tile([10.0, 1000.0], (4, 1))
+
+
+def estimated(slower=1.0, noise=0.05, error=0.05, error_by_count=0.1):
+    """What is known after 40 steps of a second, in which the last rank is slower."""
+    estimator = CostEstimator.fresh(num_features=2, kinds=[0] * 4)
+    for step in range(40):
+        seconds = np.array([1, 1, 1, slower]) * (1 + noise * (-1) ** step)
+        estimator = estimator.observe(WORK, np.full(4, 10), seconds)
+    return replace(estimator, error=error, error_by_count=error_by_count)
+
+
+ALIKE = estimated(noise=0).model
+
+
+def after(now, *, by_speed=True, **known):
+    """The choice that follows."""
+    return now.next(estimated(**known), [WORK], by_speed=by_speed, always_by_cost=False)
+
+
+@pytest.mark.parametrize(
+    ("slower", "left", "kept"),
+    [(1.01, False, False), (1.08, False, True), (1.4, True, True)],
+)
+def test_speeds_of_their_own_are_given_up_later_than_taken(slower, left, kept):
+    """Where the saving is between half of what noise pretends and all of it, all stays."""
+    assert after(CostChoice(ALIKE), slower=slower).is_apart is left
+    assert after(CostChoice(ALIKE, is_apart=True), slower=slower).is_apart is kept
+
+
+def test_more_noise_asks_for_more():
+    """The same saving counts for nothing where steps vary by a third."""
+    assert not after(CostChoice(ALIKE), slower=1.4, noise=0.3).is_apart
+
+
+def test_alike_ranks_share_one_line():
+    """The mean of all, also where speeds are not asked for."""
+    model = after(CostChoice(ALIKE), slower=1.4, noise=0, by_speed=False).model
+
+    assert model.seconds(WORK) == pytest.approx(np.full(4, 1.1))
+
+
+def test_less_than_a_millisecond_is_not_worth_it():
+    """However sure it is, as in ``auto``."""
+    short = CostEstimator.fresh(num_features=2, kinds=[0] * 4)
+    for _ in range(40):
+        short = short.observe(WORK, np.full(4, 10), [1e-3, 1e-3, 1e-3, 2e-3])
+
+    choice = CostChoice(ALIKE).next(short, [WORK], by_speed=True, always_by_cost=False)
+
+    assert not choice.is_apart
+
+
+@pytest.mark.parametrize(
+    ("error", "left", "kept"), [(0.099, True, False), (0.101, False, False), (0.09, True, True)]
+)
+def test_counts_are_left_again_for_features_that_are_better_by_some(error, left, kept):
+    """By cost until features are no better; by cost again once they are by 5 %."""
+    assert after(CostChoice(ALIKE), error=error).by_cost is left
+    assert after(CostChoice(ALIKE, by_cost=False), error=error).by_cost is kept
+
+
+@pytest.mark.parametrize(("num_steps", "is_fixed"), [(7, False), (8, True)])
+def test_at_first_ranks_differ_by_a_factor_alone(num_steps, is_fixed):
+    """Whatever of a step seems fixed: the mean of all, longer on the slow rank."""
+    known = estimated(slower=2.0, noise=0.01)
+    seems = replace(
+        known.model,
+        intercept_s=np.array([0, 0, 0, 2.0]),
+        slope_s=known.model.slope_s * np.array([[1], [1], [1], [0]]),
+    )
+    known = replace(known, model=seems, num_steps=num_steps)
+
+    choice = CostChoice(ALIKE).next(known, [WORK / 2], by_speed=True, always_by_cost=False)
+
+    assert choice.is_apart
+    assert (choice.model.slope_s[3] == 0).all() == is_fixed
+    assert choice.model.seconds(WORK / 2) == pytest.approx([0.5, 0.5, 0.5, 2.0], rel=0.02)
+
+
+def test_a_rank_without_work_in_a_step_has_a_speed_all_the_same():
+    """Others took its share over, so that it has no seconds of its own in it."""
+    known = replace(estimated(slower=2.0, noise=0.01), num_steps=4)
+    known = replace(known, model=replace(known.model, intercept_s=np.zeros(4)))
+    taken_over = WORK.copy()
+    taken_over[0] += taken_over[3]
+    taken_over[3] = 0
+
+    choice = CostChoice(ALIKE).next(known, [taken_over], by_speed=True, always_by_cost=False)
+
+    assert choice.model.seconds(WORK)[3] == pytest.approx(2.0, rel=0.02)
+
+
+ROWS = [[7, 7, 7], [7], [7, 7]]
+
+
+class Columns:
+    """What a data set of Hugging Face answers: a column by name, a row by index."""
+
+    def __init__(self, **columns):
+        self._columns = columns
+        self.column_names = list(columns)
+
+    def __len__(self):
+        return len(ROWS)
+
+    def __getitem__(self, key):
+        if isinstance(key, str):
+            return self._columns[key]
+        return {"text": "abc"[key], "input_ids": ROWS[key]}
+
+
+@pytest.mark.parametrize(
+    ("dataset", "name"),
+    [
+        pytest.param(Columns(length=[3, 1, 2]), "length", id="a column of lengths"),
+        pytest.param(Columns(input_ids=ROWS), "input_ids", id="of lists"),
+        pytest.param(Columns(ids=[np.array(row) for row in ROWS]), "ids", id="of arrays"),
+        pytest.param([{"input_ids": row} for row in ROWS], "input_ids", id="a field of samples"),
+        pytest.param(Columns(text=list("abc")), "input_ids", id="made by a transform"),
+    ],
+)
+def test_lengths_come_by_name(dataset, name):
+    """The same for each kind of data set, and for a part of it."""
+    lengths = Cost(name).read(dataset).of
+    of_part = Cost(name).read(Subset(dataset, [2, 0])).of
+
+    assert lengths.tolist() == [3, 1, 2]
+    assert of_part.tolist() == [2, 3]
+
+
+@pytest.mark.parametrize("dataset", [Columns(input_ids=ROWS), [{"input_ids": row} for row in ROWS]])
+def test_what_has_no_such_name_is_refused(dataset):
+    """The message says what there is."""
+    with pytest.raises(ValueError, match=r"name a column .*'size' for a .*'input_ids'"):
+        Cost("size").read(dataset)
+
+
+SAMPLES = [{"input_ids": row, "text": "abc"} for row in ROWS]
+MASK = np.array([[1, 1, 1], [1, 0, 0], [1, 1, 0]])
+
+
+@pytest.mark.parametrize(
+    ("of", "batch"),
+    [
+        pytest.param("input_ids", {}, id="a field of samples"),
+        pytest.param("length", {"length": [3, 1, 2]}, id="lengths in the batch"),
+        pytest.param("length", {"length": torch.tensor([3, 1, 2])}, id="a tensor of them"),
+        pytest.param("ids", {"ids": ROWS}, id="lists in the batch"),
+        pytest.param("mask", {"mask": torch.tensor(MASK)}, id="a mask"),
+        pytest.param("mask", {"mask": torch.tensor(MASK > 0)}, id="of truth values"),
+        pytest.param(lambda _, batch: batch[1].sum(1), (0, torch.tensor(MASK)), id="by batch"),
+        pytest.param(
+            lambda samples, _: [len(one["input_ids"]) for one in samples], None, id="by samples"
+        ),
+    ],
+)
+def test_lengths_come_from_a_batch(of, batch):
+    """By name or by function, of samples or of their batch; and the batch as it is."""
+    made, lengths = batch_lengths(of, SAMPLES, lambda samples: batch)
+
+    assert made is batch
+    assert lengths.tolist() == [3, 1, 2]
+
+
+def test_a_collator_may_change_its_samples():
+    """A field that it takes away was measured before."""
+    samples = [dict(one) for one in SAMPLES]
+    _, lengths = batch_lengths("input_ids", samples, lambda some: [one.clear() for one in some])
+
+    assert lengths.tolist() == [3, 1, 2]
+
+
+@pytest.mark.parametrize(
+    ("of", "words"),
+    [
+        ("size", r"name a field of the samples, .* 'size' for a batch with \['ids'\]"),
+        ("ids", r"'ids', whose rows are filled up. Name the mask"),
+        (
+            lambda _, batch: [3, 1],
+            r"for each of the 3 samples .*int64 of shape \(2,\)",
+        ),
+        (lambda _, batch: [3.0, 1.0, 2.0], "integer from 0 to 16777216.*float64"),
+        (lambda _, batch: [3, -1, 2], "integer from 0 to 16777216.*from -1 to 3"),
+        (lambda _, batch: [3, 1 << 40, 2], "to 1099511627776. Count .* in thousands"),
+    ],
+)
+def test_what_is_no_length_in_a_batch_is_refused(of, words):
+    """With what was found, and the remedy."""
+    with pytest.raises(ValueError, match=words):
+        batch_lengths(of, SAMPLES, lambda samples: {"ids": torch.tensor(7 * MASK)})

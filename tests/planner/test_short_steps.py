@@ -1,12 +1,25 @@
-"""Steps of a few milliseconds are decided on together, and when is known beforehand."""
+"""Steps of a few milliseconds are decided on together; after a level step nobody waits."""
+
+from dataclasses import dataclass
+from typing import final
 
 import numpy as np
 import pytest
 
-from evenstep import AffineTime, Cluster, StepTimings, allocate
+from evenstep import AffineTime, Cluster, Decision, StepTimings, allocate
 from evenstep._planner import Bounds, ClaimSwitch, Job, Planner, Report
 from evenstep.claims import Hybrid
-from evenstep.policies import Auto, Equal, Every, LbBsp2020
+from evenstep.events import PolicyFailed, Rebalanced
+from evenstep.policies import (
+    AbstractPolicy,
+    Auto,
+    Deadband,
+    Equal,
+    Every,
+    Fixed,
+    LbBsp2020,
+    RoundTo,
+)
 
 NOISES = {
     "lognormal": lambda rng: np.exp(0.4 * rng.standard_normal((600, 3))),
@@ -131,3 +144,189 @@ def test_what_a_worker_without_samples_took_means_nothing():
         outcome = planner.observe_timings(step, shown, next_step=step + 1)
 
     assert outcome.events == ()
+
+
+@final
+@dataclass(frozen=True)
+class Shown(AbstractPolicy[tuple[float, ...]]):
+    """Keeps what it is shown, and moves a sample whenever the first worker's time is odd."""
+
+    level: float = 0.1
+    name = "shown"
+
+    def init(self, cluster):
+        return Decision(np.array([8, 8]), (), "start", self.level)
+
+    def update(self, cluster, timings, state):
+        seconds = float(timings.compute_s[0])
+        sizes = np.array([7, 9]) if round(seconds) % 2 else np.array([8, 8])
+        return Decision(sizes, (*state, seconds), "moved", self.level)
+
+
+def reports(step, first_s, second_s, **changed):
+    """Return what two workers with 8 samples each say of a step."""
+    return [
+        Report(step, 8, 16, first_s, 0.0)._replace(**changed),
+        Report(step, 8, 16, second_s, 0.0),
+    ]
+
+
+def planner_of(policy):
+    return Planner(policy, Job(2, 16), warm_up_steps=0)
+
+
+def shown(planner):
+    return planner.learnt()["policy_state"]
+
+
+def test_a_level_step_is_shown_when_nobody_waits():
+    """The plan stays; what the policy makes of the step holds one plan point later."""
+    planner = planner_of(Shown())
+    first = planner.plan
+
+    outcome = planner.observe(reports(0, 95.0, 100.0), next_step=1)
+    assert (outcome.plan, outcome.events) == (first, ())
+    assert planner.is_behind
+    assert shown(planner) == ()
+
+    late = planner.catch_up(next_step=2)
+    assert shown(planner) == (95.0,)
+    assert [type(event) for event in late.events] == [Rebalanced]
+    assert late.plan.first_step == 2
+    assert not planner.is_behind
+    assert planner.catch_up(next_step=2).events == ()
+
+
+def test_any_other_step_is_shown_at_once():
+    """Beyond the policy's own measure."""
+    planner = planner_of(Shown())
+
+    outcome = planner.observe(reports(0, 89.0, 100.0), next_step=1)
+
+    assert outcome.plan.first_step == 1
+    assert shown(planner) == (89.0,)
+
+
+def test_the_next_step_makes_up_for_it():
+    """In the simulator nobody is idle: no step is left out, and none comes out of turn."""
+    planner = planner_of(Shown())
+
+    for step, seconds in enumerate((96.0, 98.0, 50.0)):
+        planner.observe(reports(step, seconds, 100.0), next_step=step + 1)
+
+    assert shown(planner) == (96.0, 98.0, 50.0)
+
+
+@pytest.mark.parametrize(
+    "news",
+    [{"holds": True}, {"capacity_bytes": 10, "peak_bytes": 9}, {"limit": 9}],
+    ids=["asks to hold", "is short of memory", "found a limit"],
+)
+def test_who_says_more_than_a_time_is_heard_at_once(news):
+    """However level the step, and whatever is level to the policy."""
+    planner = planner_of(Shown(level=1.0))
+
+    planner.observe(reports(0, 96.0, 100.0, **news), next_step=1)
+
+    assert not planner.is_behind
+
+
+def test_memory_that_says_nothing_new_is_no_reason_to_wait():
+    """A GPU's peak comes with every report: the policy is asked at once where it moves a cap."""
+    planner = planner_of(Shown())
+    ask_at_once = []
+
+    for step, peak_bytes in enumerate((40, 40, 40, 90, 90)):  # room for all, then for 8
+        told = {"capacity_bytes": 100, "peak_bytes": peak_bytes}
+        planner.observe(reports(step, 96.0, 100.0, **told), next_step=step + 1)
+        ask_at_once.append(not planner.is_behind)
+
+    assert ask_at_once == [False, False, False, True, False]
+
+
+@pytest.mark.parametrize("memory", [{}, {"capacity_bytes": 10**9, "peak_bytes": 10**6}])
+def test_auto_is_rarely_waited_for_by_equal_workers(memory):
+    """With 1 % of noise, whether workers tell of their memory, as GPUs do, or not."""
+    planner, num_behind = planner_of(Auto()), 0
+    for step, seconds in enumerate(np.random.default_rng(1).lognormal(0, 0.01, (100, 2))):
+        planner.observe(reports(step, *seconds.tolist(), **memory), next_step=step + 1)
+        num_behind += planner.is_behind
+
+    assert planner.plan.batch_size == (8, 8)
+    assert num_behind >= 90
+
+
+def test_a_worker_without_samples_is_never_level():
+    """It would take part if the policy asked it to."""
+    planner = planner_of(Shown())
+    idle = [Report(0, 16, 16, 1.0, 0.0), Report(0, 0, 16, 1.0, 0.0)]
+
+    planner.observe(idle, next_step=1)
+
+    assert not planner.is_behind
+
+
+def test_a_resting_policy_is_not_asked():
+    """Neither at once nor later, if it takes too long."""
+    planner = planner_of(Shown())
+
+    planner.observe(reports(0, 96.0, 100.0), next_step=1, ask=False)
+    assert not planner.is_behind
+
+    planner.observe(reports(1, 96.0, 100.0), next_step=2)
+    planner.catch_up(next_step=4, ask=False)
+    assert shown(planner) == ()
+
+
+@pytest.mark.parametrize("level", [-0.1, 1.5, float("nan")])
+def test_a_level_out_of_range_fails_by_name(level):
+    """As sizes that cannot be do."""
+    planner = planner_of(Shown())
+    planner._policy = Shown(level)
+
+    (failed,) = planner.observe(reports(0, 50.0, 100.0), next_step=1).events
+
+    assert isinstance(failed, PolicyFailed)
+    assert "level" in failed.problem
+
+
+@pytest.mark.parametrize(
+    ("policy", "level"),
+    [
+        (Equal(), 1.0),
+        (Fixed((8, 8)), 1.0),
+        (Deadband(Shown(0.02), 0.1), 0.02),
+        (Every(Shown(0.02), 4), 0.02),
+        (RoundTo(Shown(0.02), 4), 0.02),
+    ],
+    ids=lambda value: getattr(value, "name", str(value)),
+)
+def test_policies_say_what_is_level_to_them(policy, level):
+    """First, and after a step; what wraps a policy asks that."""
+    planner = planner_of(policy)
+    assert planner._level == level
+
+    planner.observe(reports(0, 10.0, 100.0), next_step=1)
+
+    assert planner._level == level
+
+
+@pytest.mark.parametrize("policy", [Auto(), Deadband(Auto(), 0.02)], ids=lambda p: p.name)
+def test_times_as_arrays_are_as_good_as_reports(policy):
+    """A simulation gets the plans that a run gets."""
+    by_report, by_array = planner_of(policy), planner_of(policy)
+    noise = np.random.default_rng(1).lognormal(0, 0.02, (60, 2))
+
+    for step, factors in enumerate(noise):
+        assert by_report.plan == by_array.plan
+        sizes = np.array(by_report.plan.batch_size)
+        seconds = sizes * factors * (1.0 if step < 30 else np.array([1.0, 3.0]))
+        told = [
+            Report(step, int(size), 16, float(taken_s), 0.0)
+            for size, taken_s in zip(sizes, seconds, strict=True)
+        ]
+        by_report.observe(told, next_step=step + 1)
+        timings = StepTimings(sizes, seconds, np.zeros(2))
+        by_array.observe_timings(step, timings, next_step=step + 1)
+
+    assert by_report.plan.epoch > 0

@@ -1,9 +1,10 @@
-"""What was learnt, as a checkpoint holds it: by host and device, and refused where it is broken."""
+"""What was learnt, as a checkpoint holds it, in plain values that survive being written."""
 
 from __future__ import annotations
 
 import copy
 import json
+from collections import namedtuple
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from hypothesis import strategies as st
 
 from evenstep._planner import Job, Planner, Report
 from evenstep._run._estimates import Estimates
+from evenstep._run._plain_state import decode, encode
 from evenstep.exceptions import EvenstepWarning
 from evenstep.policies import (
     Auto,
@@ -187,3 +189,42 @@ def test_a_broken_state_is_refused_or_of_use(place, new):
     planner = Planner(Auto(), Job(3, 30))
     estimates.apply(planner, WORKERS)
     assert sum(planner.plan.batch_size) == 30
+
+
+Pair = namedtuple("Pair", "a b")
+
+
+def test_plain_values_come_back_as_they_were():
+    """Types, shapes and bits included, with nothing but lists and dicts in between."""
+    table = np.array([[0.1, np.nan], [-0.0, np.inf]], np.float32)
+    state = {"count": 3, "inner": (None, True, "x", 0.1, (), {}), "table": table, "no": table[:0]}
+
+    written = encode(state)
+    back = decode(written)
+
+    assert written["inner"] == ["tuple", None, True, "x", 0.1, ["tuple"], {}]
+    assert back["count"] == 3
+    assert back["inner"] == state["inner"]
+    assert back["table"].dtype == np.float32
+    assert back["table"].tobytes() == table.tobytes()
+    assert back["no"].shape == (0, 2)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        [1, 2],
+        {1: 2},
+        {1, 2},
+        Pair(1, 2),
+        np.float64(1.0),
+        np.array([None]),
+        np.array(["a"]),
+        object(),
+    ],
+    ids=lambda value: type(value).__name__,
+)
+def test_anything_else_is_refused_by_its_place(value):
+    """The message says where in the state it sits."""
+    with pytest.raises(ValueError, match=r"None only, got .* at state\['deep'\]\[1\]\."):
+        encode({"deep": (0, value)})
