@@ -60,10 +60,15 @@ class SlowLayer(nn.Module):
         return torch.tanh(self.linear(_Slow.apply(x, len(x) * self.seconds)))
 
 
+def slow_layers(per_sample_s: float) -> nn.Sequential:
+    """Return five layers, which together take so long."""
+    torch.manual_seed(0)
+    return nn.Sequential(*[SlowLayer(per_sample_s / 5) for _ in range(5)])
+
+
 def slow_model(rank: int) -> nn.Module:
     """Return five layers, each sharded, which together take this rank's time."""
-    torch.manual_seed(0)
-    model = nn.Sequential(*[SlowLayer(PER_SAMPLE_S[rank] / 5) for _ in range(5)])
+    model = slow_layers(PER_SAMPLE_S[rank])
     for layer in model:
         fully_shard(layer)
     return fully_shard(model)

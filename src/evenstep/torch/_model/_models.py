@@ -19,6 +19,7 @@ from .._data._protocols import ANEW
 from .._step._compile_watch import CompileWatch
 from .._step._conductor import StepConductor
 from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
+from ._deepspeed import check_engine, is_engine
 from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._nested import NestedBackwards
 from ._sample_draws import SampleDraws, check_draws
@@ -200,6 +201,9 @@ def with_ddp(
 ) -> nn.Module:
     """Return ``module`` as it is if it averages gradients or is alone, else in a DDP."""
     device = device_of(module)  # or there is nothing to train
+    if is_engine(module):
+        check_engine(module, process_group)
+        return module
     if world_size > 1:
         refuse_other_kinds(module)
         _refuse_ddp_inside(module)

@@ -1,14 +1,15 @@
-"""What FSDP2 waits for other ranks, layer by layer: left out of a rank's own time."""
+"""What FSDP2 and DeepSpeed wait for other ranks, layer by layer: no part of a rank's own time."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial, wraps
 from types import ModuleType
 from typing import Any, final
 
 import torch
+import torch.distributed as dist
 
 from ..._private_torch import (
     FSDP2_CALLS,
@@ -21,11 +22,12 @@ from ..._private_torch import (
     wait_for_reduction,
 )
 from .._step._marks import Recorder
+from ._deepspeed import BACKEND, CALLS, COMM
 
 
 @final
 class ShardWaits:
-    """Notes each wait of FSDP2 between two marks, until it is removed.
+    """Notes each wait of FSDP2, or of DeepSpeed, between two marks, until it is removed.
 
     Ranks meet in every layer, forward and backward. A rank's own time is what lies outside of all
     its waits; copying into and out of what is sent is its own, and time on the wire is not.
@@ -34,21 +36,29 @@ class ShardWaits:
     device nothing waits but the stream that computes: the wait is asked for a moment before FSDP2
     asks for it, between two marks on that stream, and FSDP2's own is over at once then.
 
-    FSDP2's own code is changed, in this process, and no other: what a script reduces by itself is
-    not noted here. It is as it was once all are removed.
+    Their own code is changed, in this process, and no other: what a script reduces by itself is
+    not noted here. It is as it was once all are removed. DeepSpeed's collectives are noted where it
+    calls them, on a device as well, which is right where it waits for them at once.
 
     Args:
         recorder: notes the waits.
         device: where the layers compute.
+        has_engine: whether DeepSpeed reduces, and not FSDP2.
     """
 
-    def __init__(self, recorder: Recorder, device: torch.device) -> None:
+    def __init__(self, recorder: Recorder, device: torch.device, *, has_engine: bool) -> None:
         self._recorder, self._device = recorder, device
-        self._is_open = True
+        self._is_open, self._has_engine = True, has_engine
+        if has_engine:
+            backend = partial(_Noted, names=CALLS, noted=self._noted)
+            self._restores = [_put(sys.modules[COMM], BACKEND, backend)]
+            return
         groups, collectives = sys.modules[FSDP2_GROUP], sys.modules[FSDP2_COLLECTIVES]
         self._restores = [_put(groups, FSDP2_COPY_OUT, self._copying_out)]
         if device.type == "cpu":
-            self._restores.append(_put(collectives, "dist", partial(_Noted, noted=self._noted)))
+            self._restores.append(
+                _put(collectives, "dist", partial(_Noted, names=FSDP2_CALLS, noted=self._noted))
+            )
             return
         kind = groups.FSDPParamGroup
         self._restores.append(_put(kind, FSDP2_REDUCED, self._noted))
@@ -71,9 +81,12 @@ class ShardWaits:
                 return before(*args, **kwargs)
             begin = mark()
             try:
-                return before(*args, **kwargs)
+                result = before(*args, **kwargs)
             finally:
                 note((exclude, begin, mark()))
+            if self._has_engine and isinstance(result, dist.Work):  # FSDP2 asks for its class
+                return _Begun(result, self._noted)
+            return result
 
         return noted
 
@@ -100,13 +113,24 @@ class ShardWaits:
         return post_backward
 
 
-class _Noted(ModuleType):
-    """``torch.distributed`` with collectives that are noted; all else is looked up in it."""
+class _Begun:
+    """A collective that was begun and is waited for later, which is noted; all else is its own."""
 
-    def __init__(self, before: Any, *, noted: Callable[[Any], Any]) -> None:
-        super().__init__(before.__name__)
+    def __init__(self, work: Any, noted: Callable[[Any], Any]) -> None:
+        self._work = work
+        self.wait = noted(work.wait)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._work, name)
+
+
+class _Noted(ModuleType):
+    """A module, or what stands for one, with collectives that are noted; all else is its own."""
+
+    def __init__(self, before: Any, *, names: Sequence[str], noted: Callable[[Any], Any]) -> None:
+        super().__init__(getattr(before, "__name__", "backend"))
         self._before = before
-        for name in FSDP2_CALLS:
+        for name in names:
             if (function := getattr(before, name, None)) is not None:
                 setattr(self, name, noted(function))
 

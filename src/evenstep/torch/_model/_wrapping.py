@@ -2,6 +2,8 @@
 
 - Plain and DDP synchronise in the last backward, at its end. A rank's own time goes from the
   hand-out to the end of its own backward.
+- DeepSpeed's engine reduces in every backward, and with ZeRO-3 gathers in every layer. Own time is
+  found as for FSDP2.
 - FSDP2 synchronises in every layer, forward and backward; in loops over ``loader.steps()`` it
   gathers before the first forward and reduces all through the last backward. Own time is what lies
   outside of its waits (``ShardWaits``), up to the end of own backward.
@@ -28,6 +30,7 @@ from ...exceptions import invalid
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._step._marks import Recorder
 from .._step._meter import BlindMeter, StepMeter
+from ._deepspeed import is_engine, refuse_micro_batches
 from ._fsdp import Shards
 from ._shard_waits import ShardWaits
 
@@ -41,6 +44,7 @@ class Wrapping:
 
     Attributes:
         shards: one for each model that FSDP2 shards over more than one rank.
+        has_engine: whether DeepSpeed trains a model.
         cuts: whether the loop takes micro-batches.
         ddps: the models in DDP.
         has_others: whether there are other ranks to wait for.
@@ -49,6 +53,7 @@ class Wrapping:
     shards: tuple[Shards, ...]
     cuts: bool
     ddps: tuple[DistributedDataParallel, ...] = ()
+    has_engine: bool = False
     has_others: bool = True
 
     @classmethod
@@ -70,13 +75,16 @@ class Wrapping:
             )
         if world_size == 1:
             return cls((), cuts, has_others=False)
+        has_engine = any(is_engine(model.module) for model in models)
         if cuts:
+            if has_engine:
+                refuse_micro_batches()
             for model in models:
                 _refuse_sync_batch_norm(model.module)
                 _refuse_static_graph(model)
         shards = tuple(model.shards for model in models if model.shards is not None)
         ddps = tuple(model.ddp for model in models if model.ddp is not None)
-        return cls(shards, cuts, ddps)
+        return cls(shards, cuts, ddps, has_engine)
 
     @property
     def is_blind(self) -> bool:
@@ -104,8 +112,8 @@ class Wrapping:
         """Return what measures a rank's own time, as far as there is such a thing."""
         meter = (BlindMeter if self.is_blind else StepMeter)(clock_of(device))
         recorder = Recorder(meter, CollectiveCount() if self.has_others else None, clues)
-        if self.shards:
-            recorder.handles.append(ShardWaits(recorder, device))
+        for has_engine in ([True] * self.has_engine) + ([False] * bool(self.shards)):
+            recorder.handles.append(ShardWaits(recorder, device, has_engine=has_engine))
         return recorder
 
     def observers(self, exchange: Exchange, recorder: Recorder) -> list[StepObserver]:
@@ -117,7 +125,7 @@ class Wrapping:
         sharded = self.shards if self.cuts else ()
         if together or sharded:
             found.append(_Meeting(together, sharded, exchange, recorder))
-        if self.shards:
+        if self.shards or self.has_engine:
             found.append(_ShardedForwards(exchange))
         return found
 
