@@ -27,7 +27,7 @@ help:
 	@echo "make lint    style, types and import layers"
 	@echo "make docs    the documentation as web pages, in site/"
 	@echo "make bench   every figure that the documentation claims"
-	@echo "make results the figures of docs/results.md, from the races in evidence/arena/"
+	@echo "make results the figures of evidence/results.md, from the races in evidence/arena/"
 	@echo "make dist    sdist and wheel in dist/, after their tests and a type check for each Python"
 
 setup: $(READY)

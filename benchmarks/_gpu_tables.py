@@ -1,4 +1,4 @@
-"""The tables of docs/results.md on accelerators, from the files of ``benchmarks.gpu``."""
+"""The tables of evidence/results.md on accelerators, from the files of ``benchmarks.gpu``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Write the figures of docs/results.md from the committed files: `python -m benchmarks._results`.
+"""Write the figures of evidence/results.md from files: `python -m benchmarks._results`.
 
 The page has blocks, `<!-- results: SETUP TABLE -->` to `<!-- end -->`. What stands in between is
 made here from `evidence/arena/SETUP.*.json`, or from `evidence/gpu/*.json` and
@@ -22,7 +22,7 @@ from benchmarks.arena._papers import DYNAMIC_CLAIMS, SETUPS, exchange_for
 from benchmarks.arena._setups import ArenaSetUp
 
 NONE = "\N{EN DASH}"
-PAGE, EVIDENCE = ROOT / "docs" / "results.md", ROOT / "evidence" / "arena"
+PAGE, EVIDENCE = ROOT / "evidence" / "results.md", ROOT / "evidence" / "arena"
 BLOCK = re.compile(r"(<!-- results: (\S+) (\S+) -->\n)(.*?)(<!-- end -->)", re.DOTALL)
 
 Cells = Sequence[Mapping[str, Any]]

@@ -1,4 +1,4 @@
-"""The tables of docs/results.md on parameter servers, from the file of ``benchmarks.servers``."""
+"""The tables of evidence/results.md on parameter servers, from what `benchmarks.servers` wrote."""
 
 from __future__ import annotations
 

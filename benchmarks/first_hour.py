@@ -23,7 +23,7 @@ from time import monotonic
 
 from benchmarks._common import ROOT, Row, main, progress
 
-PAGES = "README.md", "CONTRIBUTING.md", "docs/index.md", "docs/demo.md"
+PAGES = "README.md", "CONTRIBUTING.md", "docs/index.md"
 PROGRAMS = "make", "pip", "evenstep", "torchrun", "git"
 NOT_RUN = {
     "make bench": "takes hours; each benchmark has its own runs",

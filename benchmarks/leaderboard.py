@@ -39,7 +39,7 @@ other seeds of these generators, from 1000.
 This page is written by
 
 ```console
-$ python -m benchmarks.leaderboard --page docs/leaderboard.md
+$ python -m benchmarks.leaderboard --page evidence/leaderboard.md
 ```
 """
 

@@ -1,4 +1,4 @@
-"""Code broken on purpose, and whether the tests that `docs/seeds.md` cites notice.
+"""Code broken on purpose, and whether the tests that `evidence/seeds.md` cites notice.
 
 An audit found these to survive. Each is made in a copy of the source, where the cited tests have to
 fail and everything else stays as it is.
@@ -140,7 +140,7 @@ MUTANTS = (
 
 def rows(options: argparse.Namespace) -> Iterator[Row]:
     """Make each mutant, and run its test."""
-    cited = (ROOT / "docs" / "seeds.md").read_text("utf-8")
+    cited = (ROOT / "evidence" / "seeds.md").read_text("utf-8")
     with tempfile.TemporaryDirectory() as folder:
         for place, mutant in enumerate(MUTANTS[:2] if options.quick else MUTANTS):
             progress(f"{place + 1} of {len(MUTANTS)}: {mutant.what}")
@@ -156,7 +156,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             broken = _status(copy, mutant.test)
             yield Row(
                 mutant.what,
-                "the test that docs/seeds.md cites passes before, and fails now",
+                "the test that evidence/seeds.md cites passes before, and fails now",
                 {"test": mutant.test, "before": whole, "after": broken},
                 whole == 0 and broken == 1 and mutant.test in cited,
             )

@@ -7,7 +7,7 @@ import pytest
 from benchmarks.leaderboard import NAMES, NUM_SEEDS, played
 from tests._snippets import ROOT
 
-PAGE = (ROOT / "docs" / "leaderboard.md").read_text("utf-8")
+PAGE = (ROOT / "evidence" / "leaderboard.md").read_text("utf-8")
 
 
 @pytest.mark.parametrize("name", ["jitter", pytest.param("step", marks=pytest.mark.slow)])

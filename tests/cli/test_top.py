@@ -64,7 +64,7 @@ def test_standard_input_is_a_run_too(run):
 
 def test_the_line_for_another_machine_begins_with_the_newest_start(run):
     """As the page has it: with the ranks of now, where more of them trained before."""
-    page = (Path(__file__).parents[2] / "docs" / "top.md").read_text("utf-8")
+    page = (Path(__file__).parents[2] / "docs" / "follow.md").read_text("utf-8")
     (line,) = re.findall(r"^\$ ssh node0 '(.+)' \| evenstep top -$", page, re.MULTILINE)
     before = [RunStarted(1, 64, 10, "Auto()", ("c",), ("cpu",))]
     before += [StepMeasured(3, 0, (64,), (0.2,), (0.0,), (0.0,), 0.2, 0.0, None, None, 1)]

@@ -7,7 +7,7 @@ import pytest
 from .._snippets import blocks
 from .steps import shown
 
-PAGE = Path(__file__).parents[2] / "docs" / "export.md"
+PAGE = Path(__file__).parents[2] / "docs" / "follow.md"
 
 
 def defined(name):

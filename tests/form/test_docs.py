@@ -13,11 +13,11 @@ from .._snippets import ROOT, blocks, printed, promised
 from .._tiers import COLLECTED
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
-PAGES = [*sorted(ROOT.glob("*.md")), *DOCS]
+PAGES = [*sorted(ROOT.glob("*.md")), *sorted((ROOT / "evidence").glob("*.md")), *DOCS]
 # Lines of the guarantees without a case in `make test`. Lower it; never raise it.
 MOST_SLOW = 5
 # They compile, or load TensorFlow or Lightning, for seconds.
-SLOW = ("compile.md", "export.md", "lightning.md", "tensorflow.md")
+SLOW = ("compile.md", "follow.md", "lightning.md", "tensorflow.md")
 CODE = [
     pytest.param(page, code, marks=[pytest.mark.slow] * (page.name in SLOW), id=f"docs/{page.name}")
     for page in DOCS

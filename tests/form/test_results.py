@@ -1,4 +1,4 @@
-"""Every measured figure of docs/results.md is that of the files it was made from."""
+"""Every measured figure of evidence/results.md is that of the files it was made from."""
 
 import json
 import re

@@ -12,7 +12,7 @@ import pytest
 
 from .._snippets import ROOT
 
-PAGE = ROOT / "docs" / "seeds.md"
+PAGE = ROOT / "evidence" / "seeds.md"
 PAPERS_FOUND = ROOT / "evidence" / "papers.json"
 HEADER = ["statement", "how sure", "code", "shown by", "figure"]
 PAPERS = ("LB-BSP, 2018", "LB-BSP, 2020", "Dynamic batching", "LBB", "Balanced parameter servers")

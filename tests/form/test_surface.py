@@ -19,7 +19,7 @@ from evenstep import events
 ROOT = Path(__file__).parents[2]
 SOURCE = ROOT / "src"
 MOST_NAMES = 137
-NO_USE = {"reference.md", "seeds.md", "design.md"}
+NO_USE = {"reference.md", "design.md"}
 HEAVY = {"torch", "scipy", "matplotlib", "rich", "typer", "sklearn", "pytest"}
 ADAPTERS = {  # whose libraries take long to import, and what they are
     "tensorflow": ("tensorflow", "keras"),

@@ -1,4 +1,4 @@
-"""Series to foresee, with what explains them; `python -m` prints the table of docs/prediction.md.
+"""Series to foresee, with what explains them; `python -m` prints their errors.
 
 The constants of the predictors were chosen on seeds from 1000 on.
 """

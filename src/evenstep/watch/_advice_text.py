@@ -96,7 +96,7 @@ def advice_on(
     if foreseen.best < WORTH:
         line = (
             f"balancing is not worth it here: it would bring {foreseen.best:.2f}x, and below "
-            f"{WORTH:.2f}x the script is better left as it is (docs/worth-it.md)"
+            f"{WORTH:.2f}x the script is better left as it is (docs/watch.md)"
         )
         return WatchAdvice(told, (line,))
     change = _change(run, folder, source_of)
