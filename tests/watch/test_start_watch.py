@@ -209,3 +209,24 @@ def test_a_ctrl_c_is_left_to_the_terminal():
     os.waitpid(process, 0)
 
     assert b"passed on" not in said
+
+
+def test_a_watched_process_loads_nothing_that_balances():
+    """No balancer, no planner, no policy and no channel: a watch needs none of them."""
+    code = (
+        "import sys; import evenstep.watch._attach; "
+        "print(*sorted({name.split('.')[1] for name in sys.modules if name[:9] == 'evenstep.'}))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+
+    rooms = {
+        "torch",
+        "network",
+        "policies",
+        "claims",
+        "prediction",
+        "_exchange",
+        "_planner",
+        "_run",
+    }
+    assert rooms.isdisjoint(done.stdout.split()), done.stdout

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from itertools import product
 from pathlib import Path
@@ -14,7 +15,6 @@ import typer
 from .. import sim
 from .._render._words import number, paragraph, percent, seconds, text_table
 from .._types import Cluster, FloatArray
-from ..advice._memory_needs import ELEMENT_BYTES, PLANNED, STATES, left_bytes, memory_needs
 from ..network import Aggregation, Links, optimal_shares
 from ..network._plans._optimum import equal_shares
 from ..network.sim import SharedLinksComm
@@ -296,21 +296,28 @@ def splits_as_text(splits: LengthSplits, width: int | None) -> str:
 
 
 GIB, MIB = 2**30, 2**20
-WAYS = {
-    "ddp_bytes": "DDP",
-    "ddp_view_bytes": "DDP, bucket view",
-    "fsdp2_steps_bytes": "FSDP2, in steps",
-    "fsdp2_bytes": "FSDP2, plain loop",
+_STATES = {"adam": 2, "momentum": 1, "sgd": 0}  # numbers that are kept for each parameter
+_ELEMENT_BYTES = {"float32": 4, "bfloat16": 2}  # of a parameter, a gradient and a number of state
+_PLANNED = 0.9  # of a memory; the rest is for the device's own buffers and what varies
+_MORE = (
+    "Where a batch is larger than one forward holds, `loader.steps()` makes micro-batches of it."
+)
+_WAYS = {
+    "ddp": ("DDP", f"DDP fits on every worker: nothing needs to be sharded. {_MORE}"),
+    "ddp_view": (
+        "DDP, bucket view",
+        f"DDP with `gradient_as_bucket_view=True` fits on every worker. {_MORE}",
+    ),
+    "fsdp2_steps": (
+        "FSDP2, in steps",
+        f"FSDP2 fits on every worker, in `loader.steps()` too. {_MORE}",
+    ),
+    "fsdp2": (
+        "FSDP2, plain loop",
+        "FSDP2 fits on every worker in loops over whole batches, one forward each.",
+    ),
 }
-"""From the one that is usual to the one that needs least."""
-MORE = "Where a batch is larger than one forward holds, `loader.steps()` makes micro-batches of it."
-REMEDIES = {
-    "ddp_bytes": f"DDP fits on every worker: nothing needs to be sharded. {MORE}",
-    "ddp_view_bytes": f"DDP with `gradient_as_bucket_view=True` fits on every worker. {MORE}",
-    "fsdp2_steps_bytes": f"FSDP2 fits on every worker, in `loader.steps()` too. {MORE}",
-    "fsdp2_bytes": "FSDP2 fits on every worker in loops over whole batches, one forward each.",
-}
-"""What to do, for the first of the ways that fits on every worker."""
+"""What they are called, and what to do if all before do not fit, from the usual one on."""
 
 Parameters = Annotated[
     float | None, typer.Option(help="Number of parameters, such as 1.3e9; with --memory.")
@@ -372,7 +379,7 @@ class WayToHold:
 
 @dataclass(frozen=True, slots=True)
 class MemoryAnswer:
-    """Each way to hold the model, by the keys of ``WAYS``, beside each worker's memory."""
+    """Each way to hold the model, by the keys of ``_WAYS``, beside each worker's memory."""
 
     asked: MemoryQuestion
     memory_gib: tuple[float, ...]
@@ -398,24 +405,39 @@ def answer_memory(asked: MemoryQuestion, num_workers: int | None) -> MemoryAnswe
         _check_alone(asked)
         return None
     within("plan", "--parameters", parameters, 1, 1e18, "1.3e9 is 1.3 billion.")
-    _one_of("--optimizer", asked.optimizer, STATES, "AdamW is adam, SGD with momentum is momentum.")
-    _one_of("--dtype", asked.dtype, ELEMENT_BYTES, "Under autocast parameters are float32.")
+    _one_of("--optimizer", asked.optimizer, _STATES, "AdamW is adam, SGD with it momentum.")
+    _one_of("--dtype", asked.dtype, _ELEMENT_BYTES, "Under autocast parameters are float32.")
     least("plan", "--layers", asked.layers, 1, "1 is a model that is sharded as a whole.")
     sample_mb = asked.sample_mb
     if sample_mb is not None:
         within("plan", "--sample-mb", sample_mb, 1e-6, 1e16, "Leave it out if unknown.")
     gib = numbers("plan", "--memory", asked.memory)
     gib = spread("plan", "--memory", gib, num_workers or len(gib), like="the plan")
-    needs = memory_needs(
-        round(parameters),
-        len(gib),
-        optimizer=asked.optimizer,
-        dtype=asked.dtype,
-        num_layers=asked.layers,
-    )
+    needs = _needs(asked, round(parameters), len(gib))
     held = [round(each * GIB) for each in gib]
-    ways = {key: _way(getattr(needs, key), held, sample_mb) for key in WAYS}
-    return MemoryAnswer(asked, gib, ways)
+    return MemoryAnswer(
+        asked, gib, {key: _way(need, held, sample_mb) for key, need in needs.items()}
+    )
+
+
+def _needs(asked: MemoryQuestion, parameters: int, world_size: int) -> dict[str, int]:
+    r"""Return the bytes that a rank needs before its first sample, by way to hold the model.
+
+    With $P$ bytes of parameters, as many of gradients, $S P$ of state, $W$ ranks and $L$ equal
+    layers: $(3 + S) P$ in DDP, whose buckets hold gradients a second time; $(2 + S) P$ with
+    ``gradient_as_bucket_view=True``; $(2 + S) P / W + 2 P$ in FSDP2 over ``loader.steps()``, where
+    a step keeps all parameters and gradients; else $(2 + S) P / W + 4 P / L$, as two layers are
+    gathered at once while the gradient of one is reduced. Buffers of the collectives come on top:
+    over gloo they took 1.7 bytes a parameter in each way.
+    """
+    states, plain = _STATES[asked.optimizer], parameters * _ELEMENT_BYTES[asked.dtype]
+    shard = math.ceil((2 + states) * plain / world_size)
+    return {
+        "ddp": (3 + states) * plain,
+        "ddp_view": (2 + states) * plain,
+        "fsdp2_steps": shard + 2 * plain,
+        "fsdp2": shard + math.ceil(4 * plain / asked.layers),
+    }
 
 
 def memory_text(answer: MemoryAnswer, width: int | None = None) -> str:
@@ -425,7 +447,7 @@ def memory_text(answer: MemoryAnswer, width: int | None = None) -> str:
     head = f"{asked.parameters:,.0f} parameters in {asked.dtype}, {asked.optimizer}"
     names = [f"{rank}: {number(gib)} GiB" for rank, gib in enumerate(answer.memory_gib)]
     rows = [
-        [WAYS[key], f"{number(way.need_bytes / GIB)} GiB", *_cells(way)]
+        [_WAYS[key][0], f"{number(way.need_bytes / GIB)} GiB", *_cells(way)]
         for key, way in answer.ways.items()
     ]
     table = text_table(["on a worker", "needs", *names], rows, width=width)
@@ -434,17 +456,16 @@ def memory_text(answer: MemoryAnswer, width: int | None = None) -> str:
 
 def memory_json(answer: MemoryAnswer) -> dict[str, Any]:
     """Return the answer as plain values, in bytes."""
-    ways = {key.removesuffix("_bytes"): asdict(way) for key, way in answer.ways.items()}
+    ways = {key: asdict(way) for key, way in answer.ways.items()}
     return {"memory_gib": list(answer.memory_gib), **ways}
 
 
 def _way(need_bytes: int, memory_bytes: list[int], sample_mb: float | None) -> WayToHold:
-    left = left_bytes(need_bytes, memory_bytes)
+    left = tuple(math.floor(_PLANNED * each) - need_bytes for each in memory_bytes)
     if sample_mb is None:
         return WayToHold(need_bytes, left, None)
-    return WayToHold(
-        need_bytes, left, tuple(int(max(0, each) // (sample_mb * MIB)) for each in left)
-    )
+    samples = tuple(int(max(0, each) // (sample_mb * MIB)) for each in left)
+    return WayToHold(need_bytes, left, samples)
 
 
 def _cells(way: WayToHold) -> list[str]:
@@ -455,11 +476,11 @@ def _cells(way: WayToHold) -> list[str]:
 
 
 def _memory_verdict(answer: MemoryAnswer) -> str:
-    rest = f"{100 * (1 - PLANNED):.0f} % of each memory is kept free."
+    rest = f"{100 * (1 - _PLANNED):.0f} % of each memory is kept free."
     for key, way in answer.ways.items():
         if all(way.fits):
-            return f"{REMEDIES[key]} {rest}"
-    last = answer.ways["fsdp2_bytes"]
+            return f"{_WAYS[key][1]} {rest}"
+    last = answer.ways["fsdp2"]
     short = ", ".join(str(rank) for rank, fits in enumerate(last.fits) if not fits)
     return (
         f"The model does not fit on worker {short} in any way. FSDP2 needs the same on each "
