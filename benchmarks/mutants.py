@@ -68,14 +68,14 @@ MUTANTS = (
         "            mixed = refit(np.where(near, held, wanted.batch_size), cluster)\n"
         '            return Decision(mixed, {"held": mixed, "inner": wanted.state}, "mixed")\n'
         "        if 0 < change <= self.threshold:\n",
-        "tests/policies/test_wrappers.py::test_a_deadband_adopts_all_sizes_or_none",
+        "tests/policies/test_equal_and_fixed.py::test_a_deadband_adopts_all_sizes_or_none",
     ),
     Mutant(
         "LB-BSP 2020 moves without a window",
         "policies/papers/_lb_bsp_2020.py",
         'if num_steps < self.window or (num_steps < state["window"] and not changed):',
         "if num_steps < 0:",
-        "tests/policies/test_lb_bsp_2020.py::test_jitter_moves_little_because_a_window_is_averaged",
+        "tests/policies/test_lb_bsp.py::test_jitter_moves_little_because_a_window_is_averaged",
     ),
     Mutant(
         "LBB's rapid step forgets the fixed costs of the profile",
@@ -91,14 +91,14 @@ MUTANTS = (
         '            past = globals().setdefault("_past", [])\n'
         "            past.append((resources.free_cpu, np.log1p(resources.free_memory_bytes)))\n"
         "            row[1:] = past[-2:][0]\n",
-        "tests/policies/test_lb_bsp_2018.py::test_what_resources_foretell_is_planned_for_in_time",
+        "tests/policies/test_lb_bsp.py::test_what_resources_foretell_is_planned_for_in_time",
     ),
     Mutant(
         "NARX ignores resources",
         _NARX,
         "        if resources is not None:\n            row[1:]",
         "        if resources is not None and len(values) == 0:\n            row[1:]",
-        "tests/policies/test_lb_bsp_2018.py::test_what_resources_foretell_is_planned_for_in_time",
+        "tests/policies/test_lb_bsp.py::test_what_resources_foretell_is_planned_for_in_time",
     ),
     Mutant(
         "gradients count every rank alike",

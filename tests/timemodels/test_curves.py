@@ -391,7 +391,7 @@ def test_no_tile_is_begun_for_one_sample_where_another_worker_has_room():
         ("tile", [4, 3, 2], r"have the shape \(2,\) of `flat_s`, got \(3,\)\. "),
     ],
 )
-def test_what_is_no_curve_is_named_piecewise(name, bad, message):
+def test_what_is_no_piecewise_curve_is_named(name, bad, message):
     """Class and argument, rule, value, rank and remedy."""
     with pytest.raises(ValueError, match=rf"`PiecewiseTime\({name}=...\)` must {message}"):
         piecewise(**{name: bad})
@@ -449,17 +449,17 @@ def test_a_table_that_cannot_be_says_where(table, message):
         TableTime(np.array(table))
 
 
-PROFILE_GOOD = {"sizes": [2, 2, 4], "seconds": [0.1, 0.2, 0.3]}
+GOOD_PROFILE = {"sizes": [2, 2, 4], "seconds": [0.1, 0.2, 0.3]}
 
 
 def test_the_arrays_are_the_profiles_own():
     """Writing to what was given changes nothing, and the fields are read-only."""
-    given_ = {name: np.array(value) for name, value in PROFILE_GOOD.items()}
+    given_ = {name: np.array(value) for name, value in GOOD_PROFILE.items()}
     profile = Profile(**given_)
     for name, array in given_.items():
         array[:] = 1
 
-        assert getattr(profile, name).tolist() == PROFILE_GOOD[name]
+        assert getattr(profile, name).tolist() == GOOD_PROFILE[name]
         assert not getattr(profile, name).flags.writeable
 
 
@@ -485,7 +485,7 @@ BAD_VALUES = [
 def test_what_was_never_measured_is_refused(name, bad, message):
     """By class and argument, rule, value and remedy."""
     with pytest.raises(ValueError, match=rf"`Profile\({name}=...\)` must {message}"):
-        Profile(**(PROFILE_GOOD | {name: bad}))
+        Profile(**(GOOD_PROFILE | {name: bad}))
 
 
 def relative_loss(predicted, y):

@@ -1,4 +1,4 @@
-"""Ranges by integers alone, against the rule carried out in fractions."""
+"""Ranges by integers alone, what falls back to all-reduce, and what an aggregation refuses."""
 
 from fractions import Fraction
 
@@ -7,8 +7,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep.network import Split, traffic_bytes
+from evenstep.network import (
+    Aggregation,
+    Links,
+    Split,
+    exchange_s,
+    optimal_shares,
+    plan_shares,
+    traffic_bytes,
+)
+from evenstep.network._plans._duration import ring_s
 from evenstep.network._plans._share_plan import PARTS, cut
+
+from .reference import cases, simple
 
 shares = st.lists(st.integers(0, 9), min_size=1, max_size=7).filter(any)
 
@@ -135,3 +146,136 @@ def test_what_is_no_split_is_refused(make, text):
     """By name, with what to give instead."""
     with pytest.raises(ValueError, match=text):
         make()
+
+
+def planned(case, **settings):
+    """The plan of the optimal shares."""
+    shares = optimal_shares(case.aggregation, case.links)
+    return plan_shares(case.aggregation, case.links, shares=shares, **settings)
+
+
+@given(cases(), st.sampled_from([0.0, 0.15, 1.0]))
+def test_a_plan_is_never_predicted_to_lose(case, margin):
+    """It is carried out only where a ring takes longer by the margin, and predicts its integers."""
+    plan = planned(case, margin=margin)
+
+    assert plan.falls_back == (not plan.ring_s > plan.exchange_s * (1 + margin))
+    assert plan.reason.startswith("plain all-reduce: " if plan.falls_back else "shares: ")
+    assert plan.ring_s == ring_s(case.aggregation, case.links)
+    assert plan.exchange_s == exchange_s(case.aggregation, case.links, shares=plan.shares)
+
+
+def test_a_plan_that_gains_says_how_much():
+    """One slow rank among four, in eight chunks."""
+    case = simple([10, 10, 10, 1], chunks=8)
+
+    plan = planned(case)
+
+    assert not plan.falls_back
+    assert plan.parts == (349526, 349525, 349525, 0)
+    assert plan.reason == "shares: 1.12 s against 1.5 s of a ring, 1.33 times as fast"
+    assert plan.gain == pytest.approx(4 / 3)
+
+
+@pytest.mark.parametrize(
+    ("bandwidths", "chunks", "reason"),
+    [
+        ([10] * 4, None, "plain all-reduce: no shares gain 15% here, these take 0.15 s against"),
+        ([10, 10, 10, 1], 1, "plain all-reduce: no shares gain 15% here, these take 1.5 s against"),
+        ([10, 10, 8, 8], None, "plain all-reduce: no shares gain 15% here, these take 0.167 s"),
+        ([10, 10, 10, 5], 2, "plain all-reduce: these shares take 0.3 s against 0.3 s of a ring"),
+    ],
+)
+def test_a_plan_that_does_not_gain_falls_back_and_says_so(bandwidths, chunks, reason):
+    """On equal links, behind a barrier, where the margin is missed and where chunks are few."""
+    plan = planned(simple(bandwidths, chunks=chunks))
+
+    assert plan.falls_back
+    assert plan.reason.startswith(reason)
+
+
+def test_a_single_worker_has_nothing_to_sum():
+    """With a server of its own or without."""
+    for helpers in (0, 1):
+        case = simple([10] * (1 + helpers), helpers=helpers)
+        plan = planned(case)
+
+        assert plan.falls_back
+        assert plan.gain == 1
+        assert plan.reason == "plain all-reduce: a single worker has nothing to sum"
+
+
+@pytest.mark.parametrize("margin", [-0.1, np.nan, np.inf])
+def test_a_margin_out_of_range_is_refused(margin):
+    """With what it means."""
+    with pytest.raises(ValueError, match=r"`plan_shares\(margin=...\)` must be finite .* is 15 %"):
+        planned(simple([1, 1]), margin=margin)
+
+
+TRUE, FALSE = np.array([True, True]), np.array([False, False])
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"world_size": 0}, r"`Aggregation\(world_size=...\)` must be an integer >= 1, got 0"),
+        ({"world_size": 2.0}, "must be an integer >= 1, got 2.0. Count all ranks"),
+        ({"num_bytes": 0}, r"`Aggregation\(num_bytes=...\)` must be an integer >= 1"),
+        ({"num_chunks": 0}, r"`Aggregation\(num_chunks=...\)` must .* None the limit of many"),
+        ({"num_chunks": True}, r"`Aggregation\(num_chunks=...\)` must be an integer >= 1"),
+        ({"is_worker": TRUE[:1]}, r"`Aggregation\(is_worker=...\)` must be 2 booleans"),
+        ({"is_server": np.array([1, 0])}, r"`Aggregation\(is_server=...\)` must be 2 booleans"),
+        ({"is_server": FALSE}, "must be 2 booleans, one at least true"),
+        (
+            {"is_worker": np.array([True, False]), "is_server": np.array([True, False])},
+            "must give every rank something to do, got nothing for rank 1. Leave such a rank out",
+        ),
+    ],
+)
+def test_an_aggregation_that_cannot_be_is_refused(given, message):
+    """By argument, rule, value and remedy."""
+    arguments = {"world_size": 2, "num_bytes": 8} | given
+    with pytest.raises(ValueError, match=message):
+        Aggregation(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"up_bytes_per_s": np.ones((2, 1))}, r"`Links\(up_bytes_per_s=...\)` must have shape"),
+        ({"up_bytes_per_s": np.ones(0)}, r"must have shape \(world_size,\), got \(0,\)"),
+        ({"up_bytes_per_s": np.array([1, 0])}, "positive and finite on .* got 0.0 on rank 1"),
+        ({"up_bytes_per_s": np.array([np.nan, 1])}, "got nan on rank 0. Measure it, or leave"),
+        ({"down_bytes_per_s": np.ones(3)}, r"`Links\(down_bytes_per_s=...\)` must have shape \(2,"),
+        ({"down_bytes_per_s": np.array([1, np.inf])}, "positive and finite on every rank, got inf"),
+        ({"pair_bytes_per_s": np.ones(2)}, r"must have shape \(2, 2\), got \(2,\)"),
+        ({"pair_bytes_per_s": np.eye(2)}, "between any two ranks, got 0.0 from rank 0 to 1"),
+        ({"latency_s": -1.0}, r"`Links\(latency_s=...\)` must be finite and at least 0"),
+        ({"latency_s": np.nan}, r"`Links\(latency_s=...\)` must be finite and at least 0"),
+    ],
+)
+def test_links_that_cannot_be_are_refused(given, message):
+    """By argument, rule, value and remedy."""
+    arguments = {"up_bytes_per_s": np.ones(2)} | given
+    with pytest.raises(ValueError, match=message):
+        Links(**arguments)
+
+
+def test_what_was_given_may_change_later():
+    """Arrays are copied, and the copies cannot be written to."""
+    up, works = np.array([1.0, 2.0]), TRUE.copy()
+    links, aggregation = Links(up), Aggregation(2, 8, is_worker=works)
+    up[0] = 9
+    works[0] = False
+
+    assert links.up_bytes_per_s.tolist() == [1, 2]
+    assert aggregation.num_workers == 2
+    with pytest.raises(ValueError, match="read-only"):
+        links.up_bytes_per_s[0] = 3
+
+
+def test_half_duplex_shares_a_link_between_both_ways():
+    """The harmonic sum: half of it where both are as fast."""
+    links = Links(np.array([10.0, 6.0]), np.array([10.0, 3.0]), half_duplex=True)
+
+    assert links.bandwidth_bytes_per_s == pytest.approx([5, 2])
