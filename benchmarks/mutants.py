@@ -126,7 +126,7 @@ MUTANTS = (
         "torch/_step/_reporter.py",
         '"free_memory_bytes": free_memory_bytes}',
         '"free_memory_bytes": 1000}',
-        "tests/torch/test_machine.py::test_every_workers_machine_is_told_with_its_step",
+        "tests/torch/test_estimates.py::test_every_workers_machine_is_told_with_its_step",
     ),
     Mutant(
         "links are drawn from the lower half alone",

@@ -1,4 +1,4 @@
-"""Loops with scalers, several optimizers, forwards and backwards, and recomputed activations.
+"""Loops with scalers and recomputed activations.
 
 Each returns what is compared with one process that has the whole batch, for DDP and for FSDP2.
 """
@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import AbstractContextManager, nullcontext
 from statistics import median
 from time import sleep
 from typing import Any
@@ -16,11 +15,10 @@ import torch
 import torch.distributed as dist
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
-from torch.distributed.fsdp import FSDPModule
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.checkpoint import checkpoint
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader
 
 from evenstep.events import StepMeasured
 from evenstep.policies import Fixed
@@ -91,108 +89,6 @@ def scaler(wrap: str) -> dict[str, Any]:
     }
 
 
-class Pair(nn.Module):
-    """A generator from 12 numbers to 12, or a critic from 12 to one."""
-
-    def __init__(self, seed: int, width: int) -> None:
-        torch.manual_seed(seed)
-        super().__init__()
-        self.first, self.last = nn.Linear(12, 16), nn.Linear(16, width)
-        self.double()
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.last(torch.tanh(self.first(x)))
-
-
-def play(
-    generator: nn.Module,
-    critic: nn.Module,
-    batches: Iterable[Any],
-    weight: Callable[[torch.Tensor], torch.Tensor],
-) -> torch.Tensor:
-    """Train a generator against a critic; return the parameters of both."""
-    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in (generator, critic)]
-    ones = functional.binary_cross_entropy_with_logits
-    for noise, real in batches:
-        made = generator(noise)
-        scores = critic(real), critic(made.detach())
-        loss = ones(scores[0], torch.ones_like(scores[0]))
-        loss = loss + ones(scores[1], torch.zeros_like(scores[1]))
-        weight(loss).backward()
-        optimizers[1].step()
-        optimizers[1].zero_grad()
-        score = critic(made)
-        weight(ones(score, torch.ones_like(score))).backward()
-        optimizers[0].step()
-        for optimizer in optimizers:
-            optimizer.zero_grad()
-    return torch.cat([parameters(generator), parameters(critic)])
-
-
-def gan(wrap: str) -> dict[str, Any]:
-    """Two models, two optimizers, two backwards a step, one of them through both models."""
-    numbers = torch.randn(2, 4 * GLOBAL, 12, generator=torch.Generator().manual_seed(3)).double()
-    pairs = TensorDataset(*numbers)
-    with Balancer(policy=Fixed(UNEVEN), runtime=QUIET) as balancer:
-        generator, critic, loader = balancer.prepare(
-            wrapped(Pair(1, 12), wrap),
-            wrapped(Pair(2, 1), wrap),
-            DataLoader(pairs, batch_size=BATCH_SIZE),
-            weighting="loss",
-        )
-        ours = play(generator, critic, loader, balancer.weight)
-    batches = DataLoader(pairs, batch_size=GLOBAL)
-    return {"error": difference(ours, play(Pair(1, 12), Pair(2, 1), batches, lambda loss: loss))}
-
-
-def several_forwards(wrap: str) -> dict[str, Any]:
-    """Two views of each sample go through the model before one backward."""
-
-    def loss_of(model: nn.Module, x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
-        first, second = model(x), model(x.flip(1))
-        return functional.cross_entropy(first + second, y) + ((first - second) ** 2).mean()
-
-    errors = []
-    with Balancer(policy=Fixed(UNEVEN), runtime=QUIET) as balancer:
-        model, loader = balancer.prepare(wrapped(network(torch.float64), wrap), stock())
-        for (x, y), whole in zip(loader, wholes(), strict=True):
-            loss_of(model, x, y).backward()
-            alone = network(torch.float64)
-            loss_of(alone, *whole).backward()
-            errors.append(difference(flat(model), flat(alone)))
-            model.zero_grad()
-    return {"error": max(errors)}
-
-
-def waiting(model: nn.Module, *, sync: bool) -> AbstractContextManager[Any]:
-    """Return the wrapper's own way to put the reduction off."""
-    if isinstance(model, FSDPModule):
-        model.set_requires_gradient_sync(sync)
-        return nullcontext()
-    return nullcontext() if sync else model.no_sync()
-
-
-def own_accumulation(wrap: str, *, steps: bool) -> dict[str, Any]:
-    """The user accumulates over two global batches, each loss divided by two."""
-    errors = []
-    bounds = Bounds(max=5) if steps else Bounds()
-    alone = network(torch.float64)
-    with Balancer(policy=Fixed(UNEVEN), bounds=bounds, runtime=QUIET) as balancer:
-        model, loader = balancer.prepare(wrapped(network(torch.float64), wrap), stock())
-        looped = loader.steps() if steps else ([batch] for batch in loader)
-        for number, (step, (x, y)) in enumerate(zip(looped, wholes(), strict=True)):
-            is_second = number % 2 == 1
-            (functional.cross_entropy(alone(x), y) / 2).backward()
-            with waiting(model, sync=is_second):
-                for mine, classes in step:
-                    (functional.cross_entropy(model(mine), classes) / 2).backward()
-            if is_second:
-                errors.append(difference(flat(model), flat(alone)))
-                model.zero_grad()
-                alone.zero_grad()
-    return {"error": max(errors)}
-
-
 class Recomputed(nn.Module):
     """Its first half runs again in the backward; a rank may be slow in it."""
 
@@ -257,10 +153,6 @@ def compressed(rank: int, uneven: bool) -> float:
 
 LOOPS: dict[str, Callable[[str], dict[str, Any]]] = {
     "scaler": scaler,
-    "gan": gan,
-    "several forwards": several_forwards,
-    "own accumulation": lambda wrap: own_accumulation(wrap, steps=False),
-    "own accumulation of steps": lambda wrap: own_accumulation(wrap, steps=True),
     "reentrant": lambda wrap: recomputed(wrap, reentrant=True),
     "not reentrant": lambda wrap: recomputed(wrap, reentrant=False),
 }

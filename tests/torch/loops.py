@@ -56,17 +56,6 @@ def opened(**settings: Any) -> tuple[Balancer, nn.Module, Any]:
     return balancer, *balancer.prepare(DistributedDataParallel(model()), stock())
 
 
-def break_and_again(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[int]:
-    """Leave a loop early and start anew."""
-    for x, _ in loader:
-        (ddp(x) ** 2).mean().backward()
-        break
-    ddp.zero_grad()
-    for step, (x, _) in enumerate(loader):
-        (ddp(x) ** 2).mean().backward()
-        yield 2 * BATCH_SIZE * step
-
-
 def old_iterator(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[int]:
     """Drop an abandoned iterator in the middle of the loop that followed it."""
     old = [iter(loader)]
@@ -74,25 +63,6 @@ def old_iterator(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[in
     for step, (x, _) in enumerate(loader):
         old.clear()
         (ddp(x) ** 2).mean().backward()
-        yield 2 * BATCH_SIZE * step
-
-
-def evaluation_inside(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[int]:
-    """Evaluate in the middle of a step."""
-    for step, (x, _) in enumerate(loader):
-        with torch.no_grad():
-            ddp.module(x)
-        (ddp(x) ** 2).mean().backward()
-        yield 2 * BATCH_SIZE * step
-
-
-def clipped_and_scaled(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterator[int]:
-    """Scale the loss, take the scale out again, clip above the norm, as AMP's loops do."""
-    for step, (x, _) in enumerate(loader):
-        (1024.0 * (ddp(x) ** 2).mean()).backward()
-        for parameter in ddp.parameters():
-            parameter.grad /= 1024.0
-        nn.utils.clip_grad_norm_(ddp.parameters(), 1e6)
         yield 2 * BATCH_SIZE * step
 
 
@@ -113,10 +83,7 @@ def raising_backward(balancer: Balancer, ddp: nn.Module, loader: Any) -> Iterato
 LOOPS = {
     loop.__name__: loop
     for loop in (
-        break_and_again,
         old_iterator,
-        evaluation_inside,
-        clipped_and_scaled,
         raising_backward,
     )
 }

@@ -1,18 +1,24 @@
 """Claims in real training: each sample once, the same gradient, and less waiting."""
 
+from __future__ import annotations
+
 from functools import partial
 from itertools import chain
 from statistics import fmean
 
+import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
+from evenstep._planner import Plan
+from evenstep.solve._deal import Deal
 from evenstep.testing import run_workers
 from evenstep.torch import Runtime
+from evenstep.torch._data.deal._plans import DealtPlan, PlanBook, StepSpan
 
 from .._tiers import Groups, slow_but
 from .claims import EPOCHS, MISTAKES, TAIL, ahead, by_auto, epochs, mistakes, two_models
-
-pytestmark = pytest.mark.cluster
+from .loader_fakes import Items, OpenPlans, Ranks, flat
 
 FIRST = ("restless", "one is slow")
 
@@ -28,6 +34,7 @@ def found():
     return Groups(FIRST, EPOCHS, run)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("epoch", slow_but(FIRST, EPOCHS))
 def test_each_sample_is_trained_on_once(found, epoch):
     """Whoever computed it, in the short last step too."""
@@ -36,12 +43,14 @@ def test_each_sample_is_trained_on_once(found, epoch):
     assert sorted(seen) == list(range(TAIL))
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("epoch", slow_but(FIRST, EPOCHS))
 def test_the_gradient_is_that_of_one_process(found, epoch):
     """In every step: 1e-12."""
     assert max(each["error"] for each in found[epoch]) <= 1e-12
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("epoch", slow_but(FIRST, [e for e in EPOCHS if "one is slow" in e]))
 def test_the_others_take_over_from_a_slow_rank(found, epoch):
     """Within the very step, under a plan that gives all the same: 16 samples.
@@ -54,6 +63,7 @@ def test_the_others_take_over_from_a_slow_rank(found, epoch):
     assert min(map(sum, zip(*counts, strict=True))) == 48
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("epoch", ["count", "count, workers", "one is slow, count"])
 def test_counts_keep_their_shape(found, epoch):
@@ -62,6 +72,7 @@ def test_counts_keep_their_shape(found, epoch):
         assert {size for rows in each["rows"][:-1] for size in rows} == {4}
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("epoch", slow_but(FIRST, EPOCHS))
 def test_a_step_knows_what_it_had(found, epoch):
     """When it is over: samples, forwards, and the balancer's own count."""
@@ -73,6 +84,7 @@ def test_a_step_knows_what_it_had(found, epoch):
             assert computed == max(samples, 1)
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 def test_a_loop_that_wants_it_whole_gets_the_plan(found):
     """`micro_batches` and `step.backward` know all before the first forward: nothing is claimed."""
@@ -81,6 +93,7 @@ def test_a_loop_that_wants_it_whole_gets_the_plan(found):
     assert all(sum(n for n, _, _ in step) == 48 for step in list(zip(*sizes, strict=True))[:-1])
 
 
+@pytest.mark.cluster
 @pytest.mark.slow
 @pytest.mark.parametrize("epoch", ["restless, workers", "one is slow, workers"])
 def test_samples_are_fetched_ahead_and_others_on_demand(found, epoch):
@@ -91,6 +104,7 @@ def test_samples_are_fetched_ahead_and_others_on_demand(found, epoch):
     assert used <= requested <= 3 * TAIL
 
 
+@pytest.mark.cluster
 def test_auto_tries_claims_where_workers_wait():
     """One after the other is slow for a step, which no plan can foresee."""
     switched, num_steps = run_workers(2, by_auto)[0]
@@ -99,6 +113,7 @@ def test_auto_tries_claims_where_workers_wait():
     assert num_steps >= 39  # the last one's reports may still be on their way at the close
 
 
+@pytest.mark.cluster
 def test_two_models_in_one_loop_wait_for_nobody_in_between():
     """Their first forwards and broadcasts are collective, and ranks have unlike numbers of them."""
     for errors in run_workers(2, two_models):
@@ -106,6 +121,7 @@ def test_two_models_in_one_loop_wait_for_nobody_in_between():
         assert max(errors.values()) <= 1e-12
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("depth", "whole"), [(1, True), (10, False)])
 def test_a_loop_may_take_steps_before_it_uses_the_one_at_hand(depth, whole):
     """What it claims then is of the step that it uses, and counted there."""
@@ -120,6 +136,7 @@ def texts():
     return run_workers(2, mistakes)[0]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_claims_that_cannot_be_are_refused(texts, mistake):
     """With what stands against them, and the remedy."""
@@ -127,7 +144,125 @@ def test_claims_that_cannot_be_are_refused(texts, mistake):
     assert MISTAKES[mistake][1] in texts[mistake]
 
 
+@pytest.mark.cluster
 def test_a_wish_that_is_none_is_named():
     """The message gives class and argument, rule, value and remedy."""
     with pytest.raises(ValueError, match=r"`Runtime\(claims=...\)` must be .*, got 'on'"):
         Runtime(claims="on")
+
+
+SIZE, NUM_STEPS = 24, 20
+
+
+def numbers(batches):
+    """The samples in batches."""
+    return flat(batch[0].tolist() for batch in batches)
+
+
+def once(step):
+    """The usual loop."""
+    seen = []
+    for batch in step:
+        seen.append(batch)
+        yield
+    return seen if step.num_samples else []
+
+
+def twice(step):
+    """As two models do that are trained one after the other: the same samples for both."""
+    first = yield from once(step)
+    again = yield from once(step)
+    assert numbers(again) == numbers(first)
+    return again
+
+
+def broken_off(step):
+    """A loop that is left early, and begun again."""
+    for _ in step:
+        yield
+        break
+    return (yield from once(step))
+
+
+def asking(step):
+    """Ask in the middle how much there is."""
+    seen, expected = [], None
+    for batch in step:
+        seen.append(batch)
+        expected = numbers(part.batch for part in step.micro_batches)
+        yield
+    assert numbers(seen) == expected
+    return seen if step.num_samples else []
+
+
+def at_once(step):
+    """Ask before the first forward."""
+    yield
+    return [part.batch for part in step.micro_batches if part.num_samples]
+
+
+WAYS = (once, twice, broken_off, asking, at_once)
+
+
+def carried_out(steps, ways, rng):
+    """Return what each rank computed of a step; they come on in a random order."""
+    done, going = (
+        [[] for _ in steps],
+        dict(enumerate(map(lambda way, step: way(step), ways, steps))),
+    )
+    while going:
+        rank = int(rng.choice(list(going)))
+        try:
+            next(going[rank])
+        except StopIteration as end:
+            done[rank] = numbers(end.value)
+            del going[rank]
+    return done
+
+
+@pytest.mark.parametrize(
+    "ways", [(way,) for way in WAYS] + [WAYS], ids=[*(way.__name__ for way in WAYS), "mixed"]
+)
+@pytest.mark.parametrize("seed", [0, 1])
+def test_each_sample_of_a_step_is_handed_out_once(ways, seed):
+    """Under plans that change, of which the next one is known before a step is over."""
+    rng = np.random.default_rng(seed)
+    plans = OpenPlans(3, SIZE, seed=seed)
+    stock = [DataLoader(Items(SIZE * NUM_STEPS), batch_size=8) for _ in range(3)]
+    with Ranks(stock.__getitem__, plans, world_size=3, size=SIZE) as ranks:
+        epochs = [loader.steps() for loader in ranks.loaders]
+        for number, steps in enumerate(zip(*epochs, strict=True)):
+            done = carried_out(steps, [ways[i] for i in rng.integers(len(ways), size=3)], rng)
+
+            assert sorted(flat(done)) == list(range(number * SIZE, (number + 1) * SIZE))
+            assert [step.num_samples for step in steps] == [len(mine) for mine in done]
+
+
+def test_what_a_step_goes_by_stays():
+    """Though the plan after it is heard of while it is under way."""
+    book, span = PlanBook(0, 8), StepSpan(0, 0, 8)
+    book.apply(Plan(0, 0, (4, 4), first=(2, 2)), 0)
+    opened = book.open_step(span)
+    book.on_plan(Plan(1, 1, (8, 0), first=(4, 0)), now=1)
+
+    assert opened.plan.batch_size == (4, 4)
+    assert opened.kept().tolist() == [1]
+    assert opened.deal.slots(1).tolist() == [4, 5, 6, 7]
+
+
+@pytest.mark.parametrize(
+    ("plan", "num_samples", "forwards"),
+    [
+        (Plan(0, 0, (8, 8)), 8, (8,)),
+        (Plan(0, 0, (8, 8)), 14, (7, 7)),
+        (Plan(0, 0, (12, 4)), 12, (12,)),
+        (Plan(0, 0, (4, 12)), 8, (8,)),
+        (Plan(0, 0, (8, 8), max_forward=(3, 3)), 8, (3, 3, 2)),
+        (Plan(0, 0, (8, 8), max_forward=(4, 4), granularity=(4, 4)), 12, (4, 4, 4)),
+    ],
+)
+def test_no_claimed_forward_is_larger_than_a_planned_one(plan, num_samples, forwards):
+    """Nor than at an equal split: memory was never asked for more."""
+    opened = DealtPlan(0, plan, Deal.fresh(np.array(plan.batch_size)))
+
+    assert opened.forwards(num_samples) == forwards

@@ -163,7 +163,7 @@ def hard():
 @pytest.mark.slow
 @pytest.mark.parametrize("wrap", WRAPS)
 @pytest.mark.parametrize("loop", HARD_LOOPS)
-def test_scalers_pairs_of_models_and_accumulation_are_exact(hard, loop, wrap):
+def test_scalers_and_recomputed_activations_are_exact(hard, loop, wrap):
     """1e-12 against one process: gradients, or parameters at the end where steps build on steps."""
     assert hard[loop, wrap]["error"] <= 1e-12
 

@@ -1,8 +1,10 @@
-"""Who waits for a rank that was stopped, or hangs, comes out wherever that is, and names it."""
+"""Who waits for a rank that was stopped, or hangs, comes out wherever that is, and says where."""
 
 import os
 import signal
 import socket
+import threading
+import traceback
 from contextlib import nullcontext
 from time import sleep
 
@@ -17,6 +19,7 @@ from evenstep.exceptions import WorkerLostError
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Balancer
 from evenstep.torch._exchange._sockets import break_off, own_addresses, ports_of_store
+from evenstep.torch._exchange._stuck import is_in_collective, num_collectives, place_of
 
 from .._tiers import slow_but
 from . import silent_orders
@@ -30,7 +33,6 @@ from .stops import (
     struck,
 )
 
-pytestmark = pytest.mark.cluster
 POINTS = [
     ("in prepare", 1),  # in a data set, which `prepare` looks at
     ("before the loop", 1),
@@ -47,6 +49,7 @@ HUNG = [*POINTS, ("in prepare", 0), ("data set", 2), ("data set of evaluation", 
 FIRST = [("barrier", 0), ("barrier", 1)]
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("point", "victim"), slow_but(FIRST, KILLED))
 def test_who_waits_for_a_killed_rank_names_it(point, victim, tmp_path):
     """Where gloo's own error comes first, and names a port."""
@@ -59,6 +62,7 @@ def test_who_waits_for_a_killed_rank_names_it(point, victim, tmp_path):
         assert cleaned
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("point", "victim"), slow_but(FIRST, POINTS))
 def test_who_waits_for_a_stopped_rank_comes_out_and_names_it(point, victim, tmp_path):
     """In collectives of the balancer's, of DDP's and of the user's, and its `finally` runs."""
@@ -82,6 +86,7 @@ def test_who_waits_for_a_stopped_rank_comes_out_and_names_it(point, victim, tmp_
         assert seconds < IMPATIENT.deadline_s + 5
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(("point", "victim"), slow_but(FIRST, HUNG))
 def test_a_rank_that_hangs_ends_all_ranks_itself_included(point, victim, tmp_path):
     """Its heartbeats go on: it is told by the collectives that it has not come to."""
@@ -95,6 +100,7 @@ def test_a_rank_that_hangs_ends_all_ranks_itself_included(point, victim, tmp_pat
         assert seconds < IMPATIENT.hang_s + 5
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("point", "victim"), slow_but([("barrier", 1)], [("barrier", 1), ("barrier", 0), ("step 1", 2)])
 )
@@ -127,6 +133,7 @@ def spared(rank):
     return count, heard, "went on"
 
 
+@pytest.mark.cluster
 def test_connections_of_pythons_own_are_left_alone():
     """They lead to the same address, and are somebody else's."""
     found = run_workers(2, spared)
@@ -149,6 +156,7 @@ def pair(request):
             yield client, accepted, address
 
 
+@pytest.mark.cluster
 def test_a_look_at_connections_leaves_them_as_they_are(pair):
     """A default timeout of the user's would make gloo's non-blocking, or the store's."""
     client, accepted, address = pair
@@ -188,6 +196,7 @@ def alone_for_long(rank, paused):
     return told
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize("paused", slow_but([True], [True, False]))
 def test_a_rank_may_work_alone_for_long_if_it_says_so(paused):
     """The others wait at a barrier meanwhile."""
@@ -199,6 +208,7 @@ def test_a_rank_may_work_alone_for_long_if_it_says_so(paused):
         assert all("Rank 0 on " in told and "in alone_for_long" in told for told in found)
 
 
+@pytest.mark.cluster
 @pytest.mark.parametrize(
     ("kind", "victim"),
     slow_but([("second epoch", 0)], [("second epoch", 0), ("first epoch", 0), ("stream", 2)]),
@@ -215,6 +225,7 @@ def test_a_rank_whose_sampler_or_stream_never_answers_is_named(kind, victim):
         assert seconds < IMPATIENT.hang_s + 5
 
 
+@pytest.mark.cluster
 def test_a_rank_that_waits_for_its_loader_worker_hears_of_a_loss():
     """In the middle of that wait, which has no end of its own."""
     found = run_workers(2, lose_one_while_waiting_for_input, timeout_s=40, check=False)
@@ -223,8 +234,104 @@ def test_a_rank_that_waits_for_its_loader_worker_hears_of_a_loss():
     assert "its connection closed" in str(found[0])
 
 
+@pytest.mark.cluster
 def test_a_rank_that_destroyed_its_group_is_named_and_not_one_that_waits_in_it():
     """Its count in that group stays, and the others have begun a collective more."""
     for told in run_workers(2, destroy_the_group, timeout_s=40, check=False):
         assert "Rank 1 on " in str(told)
         assert "has not come to collective" in str(told)
+
+
+def test_a_place_is_the_users_own_line():
+    """Past the frames of Python's library, torch and evenstep."""
+    entered, gate, number = threading.Event(), threading.Event(), []
+
+    def users_function():
+        number.append(threading.get_ident())
+        entered.set()
+        gate.wait()  # its innermost frame lies in threading.py
+
+    thread = threading.Thread(target=users_function)
+    thread.start()
+    entered.wait(5)
+    place = place_of(number[0])
+    gate.set()
+    thread.join(5)
+
+    assert place.text.startswith("at ")
+    assert "test_stops.py:" in place.text
+    assert place.text.endswith(" in users_function")
+    assert not place.in_collective
+    assert not place.compiling
+
+
+def test_a_backend_at_work_is_compiling():
+    """Dynamo calls it while it converts a frame."""
+    seen = []
+
+    def backend(graph, inputs):
+        seen.append(place_of(threading.get_ident()))
+        return graph.forward
+
+    torch.compile(lambda x: x + 1, backend=backend)(torch.ones(3))
+
+    assert [place.compiling for place in seen] == [True]
+
+
+def test_who_handles_the_error_of_a_backward_is_in_none():
+    """It may be saving a checkpoint, which is not to be ended."""
+
+    def fail(grad):
+        raise RuntimeError("port 4711")
+
+    x = torch.ones(3, requires_grad=True)
+    x.register_hook(fail)
+    try:
+        x.sum().backward()
+    except RuntimeError as error:
+        last = traceback.extract_tb(error.__traceback__)[-2]
+        seen = is_in_collective(threading.get_ident())
+
+    assert last.filename.endswith("torch/autograd/graph.py")  # where it would be in one
+    assert not seen
+
+
+@pytest.mark.parametrize("backend", ["eager", "aot_eager"])
+def test_a_compiled_model_that_runs_is_not_compiling(backend):
+    """Though files of the compiler's are on its stack."""
+    seen = []
+
+    @torch.compiler.disable
+    def look():
+        seen.append(place_of(threading.get_ident()))
+
+    def forward(x):
+        look()
+        return look_inside(x) + 1
+
+    @torch.library.custom_op(f"evenstep_tests::look_{backend}", mutates_args=())
+    def look_inside(x: torch.Tensor) -> torch.Tensor:
+        seen.append(place_of(threading.get_ident()))
+        return x.clone()
+
+    look_inside.register_fake(torch.empty_like)
+    compiled = torch.compile(forward, backend=backend)
+    compiled(torch.ones(3))
+    seen.clear()
+    compiled(torch.ones(3))
+
+    assert [place.compiling for place in seen] == [False, False]
+
+
+@pytest.mark.cluster
+def test_a_group_is_known_by_what_its_maker_calls_it_or_by_its_ranks():
+    """A warning names it: "undefined" would help no person."""
+    for names in run_workers(2, _groups):
+        assert [name.split(" (")[1] for name in names] == ["default_pg)", "ranks 0, 1)", "halves)"]
+
+
+def _groups(rank):
+    groups = dist.new_group([0, 1]), dist.new_group([0, 1], group_desc="halves")
+    found = [name for name in num_collectives() if name.startswith("gloo group")]
+    assert len(groups) == 2
+    return found

@@ -1,4 +1,4 @@
-"""Units one by one: how they are counted, summed, waited for, and what is refused."""
+"""Units one by one: how they are counted, summed and waited for; two of them in one loss."""
 
 import math
 from collections import UserDict
@@ -10,7 +10,8 @@ from torch.utils.data import DataLoader
 
 from evenstep._torch_clock import HostClock
 from evenstep.policies import Fixed
-from evenstep.torch import Balancer, Bounds
+from evenstep.testing import run_workers
+from evenstep.torch import Balancer, Bounds, check_loss
 from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data._step import with_units
 from evenstep.torch._memory._layout import Layout
@@ -25,6 +26,7 @@ from evenstep.torch._step._meter import StepMeter
 from evenstep.torch._step._tickets import Match
 from evenstep.torch._step._uses import ForwardUse
 
+from .two_units import GLOBAL, Scores, answers, errors, loss_of
 from .unit_runs import QUIET
 from .units import Case, flat_gradient, pairs, reference
 
@@ -289,3 +291,26 @@ def test_a_weight_of_zero_keeps_nan_out(grad):
         ].backward(torch.full((2,), grad))
 
         assert torch.equal(source.grad, torch.zeros(2))
+
+
+@pytest.mark.cluster
+def test_two_means_over_unlike_units_are_exact_if_one_is_a_sum():
+    """1e-12, where either unit for the whole is wrong by percents, without a word."""
+    found, _ = run_workers(2, errors)
+
+    assert found["one of them weighted"] <= 1e-12
+    assert found["by samples"] > 0.05
+    assert found["by tokens"] > 0.05
+
+
+@pytest.mark.parametrize("unit", ["samples", lambda part: (part[2][:, 1:] != -100).sum()])
+def test_check_loss_names_the_remedy(unit):
+    """For either unit."""
+    torch.manual_seed(0)
+    batch = answers()[:GLOBAL]
+    scores = (each.detach() for each in Scores()(*batch))
+
+    with pytest.raises(ValueError, match="got a loss that is not a sum over samples") as caught:
+        check_loss(loss_of, *scores, *batch, unit=unit)
+
+    assert "two means over different units" in str(caught.value)

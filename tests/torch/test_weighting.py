@@ -1,21 +1,29 @@
-"""The weight at the model's output: on every tensor once, in any container, and nowhere else."""
+"""The weight at the model's output: on every tensor once, in any container, in place or not."""
 
 import copy
 import gc
 import io
+import math
+import warnings
 import weakref
-from collections import OrderedDict, namedtuple
+from collections import OrderedDict, deque, namedtuple
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
-from types import MappingProxyType
+from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
+from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
+from evenstep.testing import run_workers
 from evenstep.torch._model._compiled import InertHook, Surround
 from evenstep.torch._model._weighting import Backward, ForwardHook, feeds_back
 from evenstep.torch._model._weighting import scale as scale_by_use
+from evenstep.torch._step._output_looks import look_at
 from evenstep.torch._step._tickets import Match
+
+from .in_place import CASES, OURS, REFUSED, found_in
 
 Pair = namedtuple("Pair", "first second")
 
@@ -340,3 +348,135 @@ def test_a_copy_of_the_model_leaves_the_run_behind(backward, ended):
         assert torch.equal(made.bias.grad, torch.ones(2))
         assert any(isinstance(hook, InertHook) for hook in made._forward_hooks.values())
     assert not ended
+
+
+def scaled(output):
+    """Return an output as a forward of weight 2 returns it."""
+    return scale(output, 2.0, Backward(Told([])))[0]
+
+
+@pytest.mark.parametrize(
+    "hide",
+    [
+        lambda mean: Independent(Normal(mean, 1.0), 1),
+        lambda mean: Independent(TransformedDistribution(Normal(mean, 1.0), [TanhTransform()]), 1),
+        lambda mean: SimpleNamespace(scales=[mean]),
+        lambda mean: SimpleNamespace(inner=SimpleNamespace(mean=mean)),
+        lambda mean: deque([mean]),
+    ],
+    ids=["a distribution's base", "two deep", "a list of an object", "an object's own", "a deque"],
+)
+def test_tensors_hidden_deep_are_refused(hide):
+    """Beside another tensor that is weighted, too."""
+    mean = torch.ones(1, 2, requires_grad=True)
+
+    with pytest.raises(ValueError, match="with tensors that need a gradient"):
+        scaled((mean, hide(mean)))
+
+
+def test_what_hides_no_gradient_is_passed_on():
+    """As what a model has sampled."""
+    kept = SimpleNamespace(ids=[torch.ones(1)], name="sampled"), deque([torch.ones(1)]), {1}
+
+    given = scaled(kept)
+
+    assert all(one is other for one, other in zip(given, kept, strict=True))
+
+
+@pytest.fixture(scope="module")
+def found():
+    """Errors of gradients in fp64, or what was raised, by case, on rank 0 of two."""
+    return run_workers(2, found_in)[0]
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", CASES)
+def test_the_gradient_is_that_of_one_process(found, case):
+    """1e-12: `logits /= T`, and `out[mask] = 0`."""
+    assert found[case] <= 1e-12
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_torch_refuses_is_refused(found, case):
+    """A layer may have saved its output for the backward, which would read the changed one."""
+    ours, theirs = found[case]
+
+    assert "in-place" in theirs or "inplace" in theirs
+    assert "in-place" in ours or "inplace" in ours
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("case", OURS)
+def test_outputs_that_share_memory_are_refused_with_the_remedy(found, case):
+    """To change one changes the other, of which its gradient would not know."""
+    ours, theirs = found[case]
+
+    assert not theirs
+    assert "evenstep" in ours.lower()
+    assert "clone" in ours.lower()
+
+
+DEVICES = ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)]
+
+
+@contextmanager
+def no_waits():
+    """Let torch raise where the host waits for the device; at the end, wait for it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+        torch.cuda.synchronize()
+
+
+def seen(values, device, dtype=torch.float32):
+    """Return what a look leaves to be told: whether it was finite, and half precision."""
+    tensor, looks = torch.tensor(values, dtype=dtype, device=device), []
+    with no_waits() if device == "cuda" else nullcontext():
+        look_at(tensor, looks)
+    told = [(math.isfinite(look.values()[0]), look.is_half) for look in looks]
+    return [one for one in told if not one[0]]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16, torch.complex64])
+@pytest.mark.parametrize("bad", [math.nan, math.inf, -math.inf])
+def test_one_bad_number_is_seen(bad, dtype, device):
+    """Among others that are finite."""
+    assert seen([1.0, bad, -2.0], device, dtype) == [(False, False)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_infinities_of_both_signs_are_seen(device):
+    """Their sum is no number."""
+    assert seen([math.inf, -math.inf], device, torch.float16) == [(False, True)]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+def test_large_numbers_of_half_precision_are_finite(device):
+    """Though their sum is none of half precision."""
+    assert seen([60000.0] * 4, device, torch.float16) == []
+
+
+def test_nothing_is_an_empty_sum():
+    """A batch without samples has a gradient without numbers."""
+    assert seen([], "cpu") == []
+
+
+@pytest.mark.parametrize(
+    "shape", [(0,), (0, 5), (5, 0), (3,), (7, 3), (3, 40, 900), (2, 3, 70000), (1, 70000)]
+)
+def test_a_scale_is_the_sum_of_absolute_values_by_rows(shape):
+    """However large outputs are cut, so that no copy of all of one is made."""
+    torch.manual_seed(0)
+    gradient, looks = torch.randn(shape), []
+    look_at(gradient, looks, output=0)
+    by_row = [float(row.abs().double().sum()) for row in gradient]
+    scale, squares = looks[0].values()
+
+    assert scale == pytest.approx(sum(by_row), abs=1e-12)
+    assert squares == pytest.approx(sum(one**2 for one in by_row), abs=1e-12)
