@@ -2,17 +2,125 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
 import pytest
+import torch
+from torch import nn
 
 from evenstep.testing import run_workers
 from evenstep.torch import Cost
 
 from .._tiers import Groups, slow_but
-from .length_runs import BATCH_SIZE, CASES, alone, by_length
-from .lengths import packing
-from .small import distance
+from ..torch.plans import Restless
+from .lengths import Steep, Table, Texts, packing, padding
+from .losses import gathering_loss
+from .small import bert, distance, gpt_in_double, offline
+from .trainer_runs import Case, Result, make, run
 
 pytestmark = pytest.mark.cluster
+
+
+def mean_of_sequences(trainer: Any, model: Any, inputs: Any, **_: Any) -> torch.Tensor:
+    """Return the mean over the sequences of a packed row, however many targets each has."""
+    ids, labels, which = inputs["input_ids"], inputs["labels"][0, 1:], inputs["seq_idx"][0, 1:]
+    logits = model(input_ids=ids, position_ids=inputs["position_ids"])["logits"][0, :-1]
+    losses = nn.functional.cross_entropy(logits, labels, reduction="none")
+    kinds = nn.functional.one_hot(which.long()).to(losses.dtype)
+    return ((losses @ kinds) / ((labels != -100).to(losses.dtype) @ kinds)).mean()
+
+
+BATCH_SIZE = 12  # of all ranks together
+CAUSAL = Case(gpt_in_double, data=Table, collator=partial(padding, "DataCollatorForSeq2Seq"))
+CLASSIFIER = replace(
+    CAUSAL,
+    model=partial(bert, "BertForSequenceClassification", 3),
+    data=partial(Texts, classes=True),
+    collator=partial(padding, "DataCollatorWithPadding"),
+)
+GATHERS = replace(CAUSAL, loss=gathering_loss)
+PACKED = replace(CAUSAL, data=Steep, collator=packing)
+REBALANCED = {"train_sampling_strategy": "batch_rebalance"}
+CASES: dict[str, tuple[Case, Any]] = {
+    "causal, a column of lists": (CAUSAL, "input_ids"),
+    "causal, accumulated": (replace(CAUSAL, num_accumulated=2), "input_ids"),
+    "causal, tokens capped": (CAUSAL, Cost("input_ids", max_size=16)),
+    "causal, batch_rebalance": (replace(CAUSAL, more=REBALANCED), None),
+    "causal, batch_rebalance, accumulated, drop_last": (
+        replace(CAUSAL, num_accumulated=2, more={**REBALANCED, "dataloader_drop_last": True}),
+        None,
+    ),
+    "classifier, a field of its samples": (CLASSIFIER, "input_ids"),
+    "classifier, lengths seen in batches": (CLASSIFIER, Cost(from_batch="attention_mask")),
+    "classifier, seen in samples, accumulated": (
+        replace(CLASSIFIER, num_accumulated=2),
+        Cost(from_batch="input_ids"),
+    ),
+    "classifier, accumulated": (replace(CLASSIFIER, num_accumulated=2), "input_ids"),
+    "causal, gathers, accumulated": (replace(GATHERS, num_accumulated=2), "input_ids"),
+    "causal, gathers, tokens capped": (GATHERS, Cost("input_ids", max_size=16)),
+    "causal, gathers, accumulated, by count": (replace(GATHERS, num_accumulated=2), None),
+    "classifier, gathers, accumulated": (
+        replace(CLASSIFIER, num_accumulated=2, loss=gathering_loss),
+        "input_ids",
+    ),
+    "packed": (PACKED, "input_ids"),
+    "packed, accumulated": (replace(PACKED, num_accumulated=2), "input_ids"),
+    "packed, by count": (PACKED, None),
+    "packed, accumulated, by count": (replace(PACKED, num_accumulated=2), None),
+    "packed, tokens capped": (PACKED, Cost("input_ids", max_size=16)),
+    "packed, lengths seen in samples": (PACKED, Cost(from_batch="input_ids")),
+    "packed, a mean of means, by count": (replace(PACKED, loss=mean_of_sequences), None),
+    "packed, gathers, accumulated, by count": (
+        replace(PACKED, num_accumulated=2, loss=gathering_loss),
+        None,
+    ),
+}
+
+
+def by_length(
+    rank: int, folder: str, names: list[str], world_size: int
+) -> dict[str, tuple[Result, list[int], bool]]:
+    """Return what came of each case, this rank's samples in each step, and if they are padded."""
+    offline(folder)
+    torch.set_default_dtype(torch.float64)  # Trainer adds up losses in the default
+    found = {}
+    for name in names:
+        case, cost = CASES[name]
+        size = BATCH_SIZE // (world_size * case.num_accumulated)
+        balancing = {"policy": Restless()} if cost is None and not case.more else {}
+        balancing |= {} if cost is None else {"cost": cost}
+        trainer = make(folder, case, balancing=balancing, per_device_train_batch_size=size)
+        counts = _watched(trainer)
+        result = run(trainer)
+        costs = trainer.balancer._parts.loaders[0].costs
+        found[name] = result, counts, costs is None or costs.cost.padded
+    return found
+
+
+def alone(rank: int, folder: str, names: list[str]) -> dict[str, Result]:
+    """Return the same of plain Trainer in one process, with the whole global batch at once."""
+    offline(folder)
+    torch.set_default_dtype(torch.float64)
+    whole = {"per_device_train_batch_size": BATCH_SIZE, "gradient_accumulation_steps": 1}
+    return {name: run(make(folder, CASES[name][0], balancing=None, **whole)) for name in names}
+
+
+def _watched(trainer: Any) -> list[int]:
+    from transformers import TrainerCallback
+
+    counts: list[int] = []
+
+    class Watch(TrainerCallback):
+        def on_step_end(self, *_: Any, **__: Any) -> None:
+            counts.append(trainer.balancer.num_samples)
+
+    trainer.add_callback(Watch())
+    return counts
+
+
 FIRST = (("causal, a column of lists", 2),)
 RUNS = [*FIRST, *((name, 3) for name in CASES)]
 

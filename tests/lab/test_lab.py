@@ -17,14 +17,96 @@ from evenstep.lab import Change, Host, Lab, LabUnavailable, Trace
 from evenstep.lab._host import Rate
 
 from .remains import RUN
-from .traffic import CONNECT, PORT, SERVE, Stream, python, said
 
-pytestmark = [
-    pytest.mark.alone,
-    pytest.mark.slow,
-    pytest.mark.cluster,
-    pytest.mark.usefixtures("a_lab_can_be_made"),
-]
+pytestmark = [pytest.mark.alone, pytest.mark.cluster, pytest.mark.slow]
+
+PORT = 7000
+
+SERVE = """
+import socket, sys
+server = socket.create_server(("0.0.0.0", {port}))
+print("ready", flush=True)
+while True:
+    connection, _ = server.accept()
+    while connection.recv(1 << 16):
+        pass
+    connection.close()
+"""
+
+# For so long, whatever arrives: the counters say what did.
+SEND = """
+import socket, sys, time
+address, port, seconds = sys.argv[1], int(sys.argv[2]), float(sys.argv[3])
+connection = socket.create_connection((address, port), timeout=5)
+connection.settimeout(None)
+print("sending", flush=True)
+until_s, block = time.monotonic() + seconds, bytes(1 << 16)
+while time.monotonic() < until_s:
+    connection.sendall(block)
+"""
+
+CONNECT = """
+import socket, sys
+for address, port in zip(sys.argv[1::2], map(int, sys.argv[2::2])):
+    try:
+        socket.create_connection((address, port), timeout=3).close()
+        print("reached")
+    except OSError as error:
+        print(type(error).__name__, error.errno)
+"""
+
+
+def python(lab, host, script, *arguments, **popen):
+    """A script on a host, its output to be read."""
+    command = [sys.executable, "-S", "-c", script, *map(str, arguments)]
+    return lab.start(host, command, stdout=subprocess.PIPE, text=True, **popen)
+
+
+def said(lab, host, script, *arguments):
+    """What a script on a host said by its end."""
+    with python(lab, host, script, *arguments) as process:
+        output, _ = process.communicate(timeout=30)
+    assert process.returncode == 0, output
+    return output.splitlines()
+
+
+class Stream:
+    """Bytes from one host to another, for as long as ``with`` lasts."""
+
+    def __init__(self, lab, source, target, port=PORT):
+        self.lab, self.source, self.target, self.port = lab, source, target, port
+
+    def __enter__(self):
+        self.server = python(self.lab, self.target, SERVE.format(port=self.port))
+        assert self.server.stdout.readline() == "ready\n"
+        address = self.lab.address(self.target)
+        self.client = python(self.lab, self.source, SEND, address, self.port, 60)
+        assert self.client.stdout.readline() == "sending\n"
+        return self
+
+    def __exit__(self, *error):
+        for process in (self.client, self.server):
+            process.kill()
+            process.wait()
+            process.stdout.close()
+
+    def mbit(self, seconds=0.8, settle_s=0.3):
+        """Mbit/s by the counters of the source and of the target, over some time.
+
+        The burst, and what queued before a change, pass first.
+        """
+        time.sleep(settle_s)
+        began_s, sent, received = time.monotonic(), self.counted("source"), self.counted("target")
+        time.sleep(seconds)
+        took_s = time.monotonic() - began_s
+        sent, received = self.counted("source") - sent, self.counted("target") - received
+        return 8e-6 * sent / took_s, 8e-6 * received / took_s
+
+    def counted(self, end):
+        host = getattr(self, end)
+        traffic = self.lab.interface_bytes(host)
+        return traffic.sent_bytes if end == "source" else traffic.received_bytes
+
 
 # Frames of 1514 bytes carry 1448 of a stream.
 PAYLOAD = 1448 / 1514
@@ -53,6 +135,7 @@ def best(measure, rate):
     return found
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_hosts_reach_each_other_and_nothing_else(lab):
     """Neither this machine's own addresses, nor any network beyond."""
     with (
@@ -78,6 +161,7 @@ def addresses():
     return sorted(every - {"127.0.0.1"})
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_a_process_is_its_host_s_before_it_is_itself(lab):
     """Network, name, group and variables; what the caller sets goes first."""
     look = (
@@ -99,6 +183,7 @@ def test_a_process_is_its_host_s_before_it_is_itself(lab):
     assert "lab-h2" not in Path("/etc/hosts").read_text()
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 @pytest.mark.parametrize(
     ("command", "code"), [(["/no/such/thing"], 127), (["/etc/hostname"], 126), (["false"], 1)]
 )
@@ -111,6 +196,7 @@ def test_what_cannot_be_started_ends_as_in_a_shell(lab, command, code):
     assert (command[0] in error) == (code != 1)
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_a_link_carries_its_rate_and_no_more(lab):
     """In either direction, by the counters of both ends."""
     for source, target, rate in ((0, 2, 20), (0, 1, 10)):
@@ -120,6 +206,7 @@ def test_a_link_carries_its_rate_and_no_more(lab):
             assert stream.mbit(0.3)[0] <= 20 * 1.05 + BURST_MBIT / 0.3
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_the_script_gets_the_rate_less_the_headers(lab):
     """A stream of a known length, timed where it arrives; each frame has headers of its own."""
     receive = (
@@ -154,6 +241,7 @@ def test_the_script_gets_the_rate_less_the_headers(lab):
     assert around(20 * PAYLOAD, best(lambda: max(first, goodput()), 20 * PAYLOAD), 0.9)
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_a_link_changes_while_it_is_used(lab):
     """The same connection goes on at the new rate, up and down again; the value follows."""
     with Stream(lab, 0, 2) as stream:
@@ -168,6 +256,7 @@ def test_a_link_changes_while_it_is_used(lab):
     assert lab.hosts[0] == Host(mbit=20)
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_a_trace_changes_it_too(lab):
     """While its ``with`` lasts; it stays as the trace left it."""
     trace = Trace([Change(0, 0, mbit=5), Change(0.2, 2, cpus=0.5), Change(0.2, 0, mbit=30)])
@@ -187,6 +276,7 @@ def test_a_trace_changes_it_too(lab):
         lab.play(Trace([Change(0, 3, mbit=5)]))
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_counters_count_every_byte(lab):
     """What one sends, the other receives, headers included, and nobody else sees it."""
     before = [lab.interface_bytes(host) for host in range(3)]
@@ -210,6 +300,7 @@ def test_counters_count_every_byte(lab):
     assert max(other) <= 200
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_nobody_speaks_unasked():
     """Neither hosts nor the switch: what is counted is what scripts send."""
     with Lab([Host(mbit=20), Host()]) as lab:
@@ -217,6 +308,7 @@ def test_nobody_speaks_unasked():
         assert [lab.interface_bytes(host) for host in range(2)] == [(0, 0), (0, 0)]
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_a_quota_is_kept(lab):
     """By all processes of a host together, and changed while they run."""
     spin = "while True: pass"
@@ -233,6 +325,7 @@ def test_a_quota_is_kept(lab):
             lab.set_cpus(2, 0.3)
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_the_kernel_has_the_quotas(lab):
     """From the beginning, after changes, and none where none was asked for; by its own files."""
     assert [quota_of(lab, host) for host in range(3)] == [None, None, 0.3]
@@ -272,6 +365,7 @@ def share(*pids):
     return (used_s() - before_s) / (time.monotonic() - began_s)
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 @pytest.mark.parametrize("host", [-1, 3])
 def test_a_host_that_is_not_there_is_refused(lab, host):
     """Wherever one is named."""
@@ -286,6 +380,7 @@ def test_a_host_that_is_not_there_is_refused(lab, host):
             ask()
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_more_cores_than_there_are_are_told_of():
     """All together warn, one alone is refused; nothing is made in either case."""
     cores = len(os.sched_getaffinity(0))
@@ -307,6 +402,7 @@ def why_no_delay():
         return str(error)
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_a_delay_is_each_packet_s_on_its_way_out():
     """A connection takes a round trip: both ways' delays. Rates hold beside it."""
     if missing := why_no_delay():
@@ -324,6 +420,7 @@ def test_a_delay_is_each_packet_s_on_its_way_out():
     assert 0.06 <= took_s < 1.0
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_a_delay_without_netem_says_what_is_missing():
     """And leaves nothing of the lab that could not be made."""
     before = sorted(RUN.glob("*"))
@@ -334,6 +431,7 @@ def test_a_delay_without_netem_says_what_is_missing():
     assert sorted(RUN.glob("*")) == before
 
 
+@pytest.mark.usefixtures("a_lab_can_be_made")
 def test_the_python_of_a_host_is_this_one(lab):
     """With its packages, whatever variables say how Python itself starts."""
     script = "import sys, evenstep; print(sys.executable)"

@@ -1,26 +1,159 @@
 """Lightning's Trainer on uneven ranks trains what it trains in one process, by one callback."""
 
-import pytest
+from __future__ import annotations
 
+import os
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from torch import nn
+from torch.nn import functional
+from torch.utils.data import DataLoader
+
+from evenstep.lightning import BalanceCallback
 from evenstep.testing import run_workers
 
 from .._tiers import slow_but
-from .ended_runs import MISTAKES, losing, mistakes
 from .fit_runs import (
+    BALANCED,
     CASES,
     NUM_HELD_OUT,
     SAVED,
+    Case,
+    Scores,
     alone,
     balanced,
     decided,
+    loaders,
     resumed,
+    samples,
     saved,
     switched_off,
+    trainer_of,
     twice,
 )
-from .hook_runs import hooked
 
 pytestmark = pytest.mark.cluster
+
+
+class Hooked(Scores):
+    """Logs in hooks around a step, before it and after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.told = {name: [] for name in ("start", "after", "end", "val_end")}
+
+    def tell(self, hook: str, name: str, value: torch.Tensor) -> None:
+        self.log(name, value, on_step=True, on_epoch=False, sync_dist=True)
+        self.told[name].append(self.trainer._results[f"{hook}.{name}"].value)
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        self.loss = functional.cross_entropy(self.net(batch[0]), batch[1])
+        return self.loss
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.tell("on_train_batch_start", "start", batch[0].mean())
+
+    def on_after_backward(self) -> None:
+        self.tell("on_after_backward", "after", self.loss.detach())
+
+    def on_train_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.tell("on_train_batch_end", "end", outputs["loss"])
+
+    def validation_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        return functional.cross_entropy(self.net(batch[0]), batch[1])
+
+    def on_validation_batch_end(self, outputs: Any, batch: Any, batch_idx: int) -> None:
+        self.tell("on_validation_batch_end", "val_end", outputs)
+
+    def on_validation_end(self) -> None:
+        pass
+
+    def on_train_epoch_end(self) -> None:
+        pass
+
+
+def hooked(rank: int, world_size: int) -> dict[str, list[float]]:
+    """Return what was logged in the hooks of each batch."""
+    module = Hooked()
+    callbacks = [BalanceCallback(**BALANCED)] if world_size > 1 else []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer_of(world_size, callbacks).fit(module, *loaders(Case(), world_size))
+    return {name: [float(value) for value in values] for name, values in module.told.items()}
+
+
+class Gathers(Scores):
+    """Gathers what has as many rows as a batch."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        x, y = batch
+        scores = self.net(x)
+        self.all_gather(scores.detach())
+        return functional.cross_entropy(scores, y)
+
+
+class Unwrapped(DDPStrategy):
+    """A strategy that trains the model in no DDP."""
+
+    def _setup_model(self, model: nn.Module) -> Any:
+        return model
+
+    def _register_ddp_hooks(self) -> None:
+        pass
+
+
+MISTAKES = {
+    "rows gathered": (Gathers, {}, "log with `sync_dist=True`"),
+    "several loaders": (Scores, {"several": True}, "Join the data sets"),
+    "too few held out": (Scores, {"held_out": 1}, "Evaluate more samples"),
+    "no DDP": (Scores, {"strategy": Unwrapped()}, 'Use `Trainer(strategy="ddp")`'),
+}
+
+
+def mistakes(rank: int) -> dict[str, str]:
+    """Return the error's text of every mistake, one fit after the other."""
+    texts = {}
+    for name, (kind, options, _) in MISTAKES.items():
+        train, held_out = loaders(Case(), 2)
+        given = dict(options)
+        several = given.pop("several", False)
+        if (count := given.pop("held_out", None)) is not None:
+            held_out = DataLoader(samples(count, 2))
+        trainer = trainer_of(2, [BalanceCallback(**BALANCED)], **given)
+        try:
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                trainer.fit(kind(), {"a": train, "b": train} if several else train, held_out)
+        except ValueError as error:
+            texts[name] = str(error)
+    return texts
+
+
+class Dying(Scores):
+    """Ends one process without a word."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
+        if self.global_rank == 1 and batch_idx == 2:
+            os._exit(1)
+        return super().training_step(batch, batch_idx)
+
+
+def losing(rank: int) -> str:
+    """Return the error that a rank ends with once another one is gone."""
+    trainer = trainer_of(2, [BalanceCallback(**BALANCED)])
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            trainer.fit(Dying(), *loaders(Case(), 2))
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"
+    return "none"
+
+
 FIRST = next(iter(CASES))
 RUNS = [(2, FIRST), *((3, name) for name in CASES)]
 

@@ -1,28 +1,191 @@
 """Loops as people write them: the gradient stays right, the clock clean, the errors clear."""
 
+from __future__ import annotations
+
 import copy
 import io
+import warnings
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import pytest
 import torch
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils import weight_norm
 
+from evenstep.exceptions import EvenstepWarning
+from evenstep.policies import Fixed
 from evenstep.testing import run_workers
+from evenstep.torch import Balancer, Runtime
 from evenstep.torch._model._compiled import Surround
 
-from .beside_output import BESIDE, WITHIN, warnings_beside
 from .hard_loops import LOOPS as HARD_LOOPS
 from .hard_loops import WRAPS, found_in, warnings_of_left_steps
-from .late_loops import warnings_between_looks, warnings_of_late
 from .loops import (
+    BATCH_SIZE,
     LOOPS,
     errors_of,
     lines_warned_of,
+    model,
+    stock,
     warnings_of_loops,
     warnings_of_others,
 )
 
 pytestmark = pytest.mark.cluster
+
+
+def said_of(name: str, begin: int) -> list[str]:
+    """Return what is said of a loop of 14 steps in which something begins at a step."""
+    runtime = Runtime(line_every=None, deadline_s=6.0)
+    critic = DistributedDataParallel(nn.Linear(4, 2).double())
+    with (
+        Balancer(policy=Fixed((14, 6)), runtime=runtime) as balancer,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        parts = DistributedDataParallel(model()), stock(14 * 2 * BATCH_SIZE)
+        ddp, loader = balancer.prepare(*parts)
+        optimizers = [torch.optim.SGD(one.parameters(), lr=0.1) for one in (ddp, critic)]
+        for step, (x, _) in enumerate(loader):
+            has_begun = step >= begin
+            loss = ddp(x).square().mean()
+            if name == "part" and has_begun:
+                loss = loss + ddp.module[0](x).abs().mean()
+            if name == "backward" and has_begun:
+                loss.backward(retain_graph=True)
+            loss.backward()
+            optimizers[0].step()
+            if name == "critic" and has_begun:
+                critic(x).square().mean().backward()
+                optimizers[1].step()
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+    return [str(one.message) for one in caught if one.category is EvenstepWarning]
+
+
+def warnings_of_late(rank: int) -> dict[str, list[str]]:
+    """Return what is said of loops in which something begins after the first steps."""
+    return {name: said_of(name, 6) for name in ("critic", "part", "neither")}
+
+
+def warnings_between_looks(rank: int) -> dict[str, list[str]]:
+    """Return what is said of what begins at step 11, when no look is due before step 16."""
+    return {name: said_of(name, 11) for name in ("critic", "backward", "part")}
+
+
+WORDS = "beside the model's output"
+
+
+class Experts(nn.Module):
+    """A layer that keeps a loss, its activations and a state."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.gate, self.last = nn.Linear(4, 8), nn.Linear(8, 2)
+        self.losses: list[torch.Tensor] = []
+        self.state: Any = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        hidden = torch.tanh(self.gate(x) + self.state)
+        self.losses[:] = [hidden.mean(0).square().sum()]
+        self.balance, self.seen = self.losses[0] * 1, hidden
+        return self.last(hidden)
+
+
+class Gathering(nn.Module):
+    """A model that adds up what its layers keep."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = Experts()
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.layer(x) + self.layer.balance
+
+
+class Loop(NamedTuple):
+    """A model, and its loss beside that of the output."""
+
+    loss: Callable[[nn.Module, torch.Tensor, list[Any]], Any]
+    make: Callable[[], nn.Module] = Experts
+    hook: Callable[[list[Any]], Callable[..., None]] | None = None
+    retained: bool = False
+
+
+def keeps(kept: list[Any]) -> Callable[..., None]:
+    return lambda module, given, out: kept.append(out)
+
+
+def retains(kept: list[Any]) -> Callable[..., None]:
+    def hook(module: nn.Module, given: Any, out: torch.Tensor) -> None:
+        out.retain_grad()
+        kept.append(out)
+
+    return hook
+
+
+def normed() -> nn.Module:
+    model = Experts()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        weight_norm(model.gate)
+    return model
+
+
+def carried(model: nn.Module, out: torch.Tensor, kept: list[Any]) -> Any:
+    """A second forward reads what the first has left."""
+    inner = model.module
+    inner.state = inner.seen.mean()
+    loss = model(torch.ones(len(out), 4, dtype=torch.float64)).square().mean()
+    inner.state = 0.0
+    return loss
+
+
+BESIDE = {
+    "a loss on a module": Loop(lambda model, out, kept: model.module.balance),
+    "a loss in a list": Loop(lambda model, out, kept: model.module.losses[0]),
+    "activations on a module": Loop(lambda model, out, kept: model.module.seen.abs().mean()),
+    "features of a hook": Loop(lambda model, out, kept: kept[0].abs().mean(), hook=keeps),
+}
+WITHIN = {
+    "kept and not used": Loop(lambda model, out, kept: 0.0, hook=keeps),
+    "kept and looked at": Loop(
+        lambda model, out, kept: float(model.module.balance + kept[0].sum()) * 0, hook=keeps
+    ),
+    "its gradient retained": Loop(lambda model, out, kept: 0.0, hook=retains, retained=True),
+    "gathered in the forward": Loop(lambda model, out, kept: 0.0, make=Gathering),
+    "a weight that is computed": Loop(lambda model, out, kept: 0.0, make=normed),
+    "carried into another forward": Loop(carried),
+}
+
+
+def said_beside(loop: Loop) -> list[str]:
+    """Return what is said of three steps of a loop."""
+    torch.manual_seed(0)
+    plain, kept = loop.make().double(), []
+    if loop.hook is not None:
+        plain.gate.register_forward_hook(loop.hook(kept))
+    runtime = Runtime(line_every=None, deadline_s=6.0)
+    with (
+        Balancer(policy=Fixed((14, 6)), runtime=runtime) as balancer,
+        warnings.catch_warnings(record=True) as caught,
+    ):
+        warnings.simplefilter("always")
+        parts = DistributedDataParallel(plain), stock(6 * BATCH_SIZE)
+        model, loader = balancer.prepare(*parts)
+        for x, _ in loader:
+            kept.clear()
+            out = model(x)
+            (out.square().mean() + loop.loss(model, out, kept)).backward()
+            assert not loop.retained or kept[0].grad is not None
+    said = [str(one.message) for one in caught if one.category is EvenstepWarning]
+    return [text for text in said if WORDS in text]
+
+
+def warnings_beside(rank: int) -> dict[str, list[str]]:
+    return {name: said_beside(loop) for name, loop in (BESIDE | WITHIN).items()}
 
 
 @pytest.fixture(scope="module")

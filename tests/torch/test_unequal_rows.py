@@ -1,12 +1,75 @@
 """A script that fails since ranks have unlike numbers of rows is told so."""
 
+from __future__ import annotations
+
 import pytest
+import torch
+import torch.distributed as dist
+from torch.nn import functional
+from torch.utils.data import DataLoader, TensorDataset
 
+from evenstep.policies import Fixed
 from evenstep.testing import WorkerFailed, run_workers
-
-from .unequal_rows import notes_of, reduced_features
+from evenstep.torch import Balancer, Runtime
 
 pytestmark = pytest.mark.cluster
+
+BATCH_SIZE = 12
+
+
+def labels_of_a_fixed_size(out: torch.Tensor) -> None:
+    functional.cross_entropy(out, torch.zeros(BATCH_SIZE, dtype=torch.long))
+
+
+def mask_of_two_views(out: torch.Tensor) -> None:
+    """SimCLR's: of both views of each sample, without the diagonal."""
+    both = torch.cat([out, out])
+    (both @ both.T)[~torch.eye(2 * BATCH_SIZE, dtype=torch.bool)].sum()
+
+
+def own_mistake(out: torch.Tensor) -> None:
+    raise ValueError("no file 1234.jpg")
+
+
+def noise_before_the_forward(x: torch.Tensor) -> None:
+    x + torch.zeros(BATCH_SIZE, 64)
+
+
+EARLY = (noise_before_the_forward,)
+MISTAKES = (labels_of_a_fixed_size, mask_of_two_views, own_mistake, *EARLY)
+
+
+def train(policy: object, step: object) -> None:
+    torch.manual_seed(0)
+    loader = DataLoader(TensorDataset(torch.randn(72, 64)), batch_size=BATCH_SIZE)
+    runtime = Runtime(line_every=None, deadline_s=6.0)
+    with Balancer(policy=policy, runtime=runtime) as balancer:
+        model, loader = balancer.prepare(torch.nn.Linear(64, 32), loader)
+        for (x,) in loader:
+            if step in EARLY:
+                step(x)
+            out = model(x)
+            if step not in EARLY:
+                step(out)
+            out.square().mean().backward()
+
+
+def notes_of(rank: int) -> dict[tuple[str, str], list[str]]:
+    """Return the notes of the errors that end each script, by mistake and policy."""
+    found = {}
+    for mistake in MISTAKES:
+        for name, policy in {"unequal": Fixed((22, 2)), "equal": "equal"}.items():
+            try:
+                train(policy, mistake)
+            except (ValueError, IndexError, RuntimeError) as error:
+                found[mistake.__name__, name] = getattr(error, "__notes__", [])
+            dist.barrier()
+    return found
+
+
+def reduced_features(rank: int) -> None:
+    """A collective over rows: it ends the process of the rank with fewer of them."""
+    train(Fixed((22, 2)), lambda out: dist.all_reduce(out.detach().clone()))
 
 
 def test_an_error_about_a_fixed_batch_size_has_a_note_with_the_sizes():
