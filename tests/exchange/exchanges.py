@@ -1,8 +1,9 @@
-"""Two ranks' exchanges in one process, for their tests."""
+"""Two ranks' exchanges, channels and mailboxes in one process, for their tests."""
 
 from __future__ import annotations
 
 import socket
+import threading
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import Queue
@@ -13,12 +14,14 @@ import numpy as np
 from evenstep import Decision
 from evenstep._exchange._channel import StarChannel
 from evenstep._exchange._exchange import Exchange
+from evenstep._exchange._mailbox import Mailbox
+from evenstep._exchange._meeting import connect_star
 from evenstep._exchange._message_kinds import ENDED, StepReports, ThreadLocation
+from evenstep._exchange._router import Router
 from evenstep._exchange._threads import Framework, frame_of, line_of_user
+from evenstep._exchange._wire import Peer, Wire
 from evenstep._planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
-
-from .channels import channel_over, meet
 
 
 def place_of(thread_id):
@@ -136,3 +139,149 @@ def alone(*, starts=True, **settings):
     exchange.lead(Planner(Shifting(), Job(2, 16)))
     exchange.at(0)
     return exchange, other
+
+
+FAST = {"heartbeat_s": 0.05, "deadline_s": 0.4}
+
+
+class Listener:
+    """Puts everything that it is told into queues."""
+
+    def __init__(self):
+        self.messages = Queue()
+        self.losses = Queue()
+
+    def received(self, peer, message):
+        self.messages.put((peer, message))
+        if message == b"please raise":
+            raise KeyError("a receiver's own mistake")
+
+    def lost(self, peer, problem):
+        self.losses.put((peer, problem))
+
+    def tick(self):
+        """Nothing is due."""
+
+
+def peers_over(connections):
+    """Return a peer over each open socket, by the other end's rank; they share an empty key."""
+    return {
+        number: Peer(connection, Wire(b"", is_caller=number == 0))
+        for number, connection in connections.items()
+    }
+
+
+def channel_over(connections, **settings):
+    """Return a channel over open sockets, by the other end's rank."""
+    return StarChannel(peers_over(connections), **settings)
+
+
+def rendezvous(world_size):
+    """Return a ``share`` for threads: rank 0's value for everybody."""
+    box, there = [], threading.Event()
+
+    def share(value):
+        if value is not None:
+            box.append(value)
+            there.set()
+        assert there.wait(10)
+        return box[0]
+
+    return share
+
+
+def meet(world_size=2, *, share=None, **settings):
+    """Return the connections of all ranks, by rank: real ones."""
+    share, stars = share or rendezvous(world_size), {}
+    settings = {"addresses": ["127.0.0.1"]} | settings
+
+    def join(rank):
+        stars[rank] = connect_star(rank, world_size, share, **settings)
+
+    threads = [threading.Thread(target=join, args=(rank,)) for rank in range(world_size)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(20)
+    return stars
+
+
+class AllThere:
+    """An owner that has lost no worker, and will lose none."""
+
+    is_broken = False
+
+    def check(self): ...
+
+    def check_left(self): ...
+
+    def lose(self, rank, problem):
+        raise AssertionError(f"rank {rank}: {problem}")
+
+
+def close_all(stars):
+    """Close the connections of all ranks."""
+    for peers in stars.values():
+        for peer in peers.values():
+            peer.close()
+
+
+def router(rank=0, world_size=1, channel=None, owner=None):
+    """Return a router over a channel, which reads what comes there if it is started with it."""
+    made = Router(rank, world_size, channel)
+    made.owner = owner or AllThere()
+    return made
+
+
+class Reading:
+    """What starts a channel for a router's sake alone."""
+
+    def __init__(self, router):
+        self.received = router.received
+
+    def lost(self, peer, problem): ...
+
+    def tick(self): ...
+
+
+class End:
+    """One rank's mailbox, its channel, and what it knows of losses."""
+
+    def __init__(self, rank, connections, world_size):
+        self.error = None
+        self.channel = channel_over(connections, **FAST)
+        self.router = router(rank, world_size, self.channel, owner=self)
+        self.box = Mailbox(self.router)
+        self.router.add(self.box)
+
+    @property
+    def is_broken(self):
+        return self.error is not None
+
+    def check(self):
+        if self.error is not None:
+            raise self.error
+
+    def check_left(self):
+        """Nobody leaves on purpose."""
+
+    def received(self, peer, message):
+        self.router.received(peer, message)
+
+    def lost(self, peer, problem):
+        self.error = ConnectionError(f"rank {peer}: {problem}")
+        self.router.notify()
+
+    def tick(self):
+        """Nothing is due."""
+
+
+def star(world_size):
+    """Return the ends of all ranks, listening."""
+    pairs = [socket.socketpair() for _ in range(world_size - 1)]
+    hub = {rank: pair[0] for rank, pair in enumerate(pairs, start=1)}
+    others = [End(rank, {0: pair[1]}, world_size) for rank, pair in enumerate(pairs, start=1)]
+    ends = [End(0, hub, world_size), *others]
+    for end in ends:
+        end.channel.start(end)
+    return ends

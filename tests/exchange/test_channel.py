@@ -19,7 +19,7 @@ from evenstep._exchange._meeting import connect_star
 from evenstep._exchange._threads import has_ended, process_name
 from evenstep._exchange._wire import Wire, text_of
 
-from .channels import FAST, Listener, channel_over, close_all, meet, rendezvous
+from .exchanges import FAST, Listener, channel_over, close_all, meet, rendezvous
 
 
 @pytest.fixture

@@ -21,7 +21,7 @@ from evenstep._exchange._progress import STEPS, UNITS, HangDetector
 from evenstep._exchange._threads import frame_of
 from evenstep.events import LossNotFinite
 
-from .channels import router
+from .exchanges import router
 
 USERS = ThreadLocation("at train.py:31 in forward", in_collective=False, compiling=False)
 WAITING = ThreadLocation("at train.py:40 in step", in_collective=True, compiling=False)

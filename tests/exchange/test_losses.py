@@ -17,8 +17,7 @@ from evenstep._planner import Job, Planner
 from evenstep.events import StepMeasured, WorkerLost
 from evenstep.exceptions import WorkerLostError
 
-from .channels import channel_over
-from .exchanges import PLAIN, Shifting, alone, pairs, report, reports_of
+from .exchanges import PLAIN, Shifting, alone, channel_over, pairs, report, reports_of
 
 STUCK = replace(PLAIN, is_stuck=lambda thread_id: True)
 

@@ -21,9 +21,7 @@ from evenstep._planner._claim_switch import ClaimSwitch
 from evenstep.claims import Hybrid
 from evenstep.claims._step_claims import Claim
 
-from .channels import Reading, channel_over, router
-from .exchanges import Shifting, pairs, report, reports_of
-from .mailboxes import star
+from .exchanges import Reading, Shifting, channel_over, pairs, report, reports_of, router, star
 
 
 @pytest.fixture

@@ -27,7 +27,7 @@ from evenstep._exchange._world_check import (
 from evenstep._planner import Bounds
 from evenstep.policies import Auto
 
-from .channels import close_all, meet, rendezvous
+from .exchanges import close_all, meet, rendezvous
 
 
 def listening(addresses, ports=(0,)):

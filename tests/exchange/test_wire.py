@@ -29,7 +29,7 @@ from evenstep._exchange._wire import (
 from evenstep._planner import Plan, PlanCosts, Report, Work
 from evenstep.claims._step_claims import Claim
 
-from .channels import close_all, rendezvous
+from .exchanges import close_all, rendezvous
 
 
 def ends(key=b"key"):

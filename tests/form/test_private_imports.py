@@ -6,8 +6,8 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # Files that import private names, of their own room or of another. Lower them; never raise them.
-MOST_FILES = 142
-MOST_OF_ANOTHER_ROOM = 12
+MOST_FILES = 101
+MOST_OF_ANOTHER_ROOM = 11
 
 
 def private_names(file):

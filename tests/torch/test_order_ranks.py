@@ -13,7 +13,7 @@ from evenstep.testing import run_workers
 from evenstep.torch._data.loaders._balanced import BalancedLoader
 from evenstep.torch._data.loaders._base import StepContext
 
-from ..exchange.mailboxes import star
+from ..exchange.exchanges import star
 from . import order_runs
 from .loader_fakes import FixedPlan, Items, Mail, Recorder, Session, flat
 

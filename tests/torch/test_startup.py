@@ -19,8 +19,7 @@ from evenstep.torch._exchange._side_group import Bracket, SideGroup, open_side
 from evenstep.torch._exchange._startup import WorkerFacts, addresses_of
 from evenstep.torch._session import open_channel
 
-from ..exchange.channels import rendezvous
-from ..exchange.exchanges import alone
+from ..exchange.exchanges import alone, rendezvous
 
 
 def meet(rank, unlike):
