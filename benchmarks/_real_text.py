@@ -21,11 +21,6 @@ def functions(num_files: int = 200) -> list[str]:
     return found
 
 
-def function_lengths(num_files: int = 200) -> np.ndarray:
-    """Return the lengths of those functions in tokens."""
-    return np.array([len(text) // 4 + 1 for text in functions(num_files)], np.int64)
-
-
 def tokens_of(text: str, longest: int, vocabulary: int) -> np.ndarray:
     """Return a function's first tokens, ``(min(len(text) // 4 + 1, longest),)``."""
     size = 4 * min(len(text) // 4 + 1, longest)

@@ -12,7 +12,6 @@ from evenstep.timemodels import TableTime, bisect_batch
 from tests.sim import reference_scenarios
 
 EIGHT = scenario_names()[:8]
-NEW = scenario_names()[8:]
 
 # Sums of intercept_s, slope_s and jitter at seed 0 with the defaults, as first published.
 PUBLISHED = {
