@@ -28,7 +28,7 @@ IN_PLACE = "_compiled_call_impl"
 # changed since. [test_tickets.py, test_patterns.py]
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 
-# Of what a tensor is a view; None where it is none. [test_in_place.py]
+# Of what a tensor is a view; None where it is none. [test_weighting.py]
 base_of: Callable[[torch.Tensor], torch.Tensor | None] = attrgetter("_base")
 
 # Leaves the counts of tensors as they were: for a change that changes no value. [test_loops.py]
@@ -108,7 +108,7 @@ def process_groups() -> tuple[dist.ProcessGroup, ...]:
 def backends_of(group: dist.ProcessGroup) -> Iterator[tuple[str, int]]:
     """Yield the name of each of a group's backends, and how many collectives it has begun.
 
-    One that is being destroyed, or does not count, is left out. [test_stuck.py]
+    One that is being destroyed, or does not count, is left out. [test_stops.py]
     """
     made: Any = group
     for device in made._device_types:
@@ -122,7 +122,7 @@ def backends_of(group: dist.ProcessGroup) -> Iterator[tuple[str, int]]:
 def default_store() -> Any:
     """Return the store by which the default group was made: there is none beside it to meet at.
 
-    [test_roll_call.py]
+    [test_startup.py]
     """
     return dist.distributed_c10d._get_default_store()
 
@@ -138,7 +138,7 @@ def pinned(batch: Any, device_type: str | None) -> Any:
 
 
 def comm_hooks_of(ddp: Ddp) -> list[tuple[Any, Any]]:
-    """Return DDP's communication hooks and their states: it refuses a second. [test_hook.py]"""
+    """Return DDP's communication hooks and their states: it refuses a second. [test_reducer.py]"""
     hooks: list[tuple[Any, Any]] = ddp._comm_hooks
     return hooks
 
@@ -163,7 +163,7 @@ def hooks_of(module: nn.Module) -> tuple[Any, ...]:
 
 
 def buffers_of(layer: nn.Module) -> MutableMapping[str, torch.Tensor | None]:
-    """Return the layer's own buffers, to put one back that a forward replaced. [test_probe.py]"""
+    """Return the layer's own buffers, to put one back that a forward replaced. [test_retries.py]"""
     return layer._buffers
 
 
