@@ -169,7 +169,8 @@ def count_calls(loop: Loop, num_steps: int, files: str) -> Found:
         files: how the paths of the files begin.
 
     Returns:
-        ``calls`` of each step, and in how many files ``most`` steps are, or ``any`` is.
+        ``calls`` of each step, and in how many files ``most`` steps are, or ``any`` is, and the
+        step with the ``fewest``.
     """
     calls: Counter[str] = Counter()
 
@@ -177,16 +178,17 @@ def count_calls(loop: Loop, num_steps: int, files: str) -> Found:
         if event == "call" and frame.f_code.co_filename.startswith(files):
             calls[frame.f_code.co_filename] += 1
 
-    counts, seen = [], Counter[str]()
+    counts, num_files, seen = [], [], Counter[str]()
     for _ in range(num_steps):
         sys.setprofile(note)
         loop.step()
         sys.setprofile(None)
         counts.append(calls.total())
+        num_files.append(len(calls))
         seen.update(calls.keys())
         calls.clear()
     most = sum(2 * steps > num_steps for steps in seen.values())
-    return {"calls": counts, "most": most, "any": len(seen)}
+    return {"calls": counts, "most": most, "any": len(seen), "fewest": min(num_files)}
 
 
 def count_waits(loop: Loop) -> float:

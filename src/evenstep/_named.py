@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import inspect
 from collections.abc import Mapping
@@ -25,7 +26,8 @@ def built(name: str, base: type[Any], known: Mapping[str, type[Any]], *, caller:
     named = imported(name, base, caller=caller) if ":" in name else known.get(name)
     if named is None:
         given = sorted(other for other, each in known.items() if not needed_settings(each))
-        remedy = "Names are lower case, with hyphens."
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        remedy = f"Did you mean {near[0]!r}?" if near else "Names are lower case, with hyphens."
         if others := ", ".join(sorted(known.keys() - given)):
             remedy += f" {others} need settings: pass an instance."
         rule = f"be one of {', '.join(given)} or 'module:Class'"

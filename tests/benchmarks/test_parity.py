@@ -20,9 +20,9 @@ EFFORT = Effort(warm=10, pairs=2, block=3, counted=40)
 # them; never raise them. They are those of the step with the fewest: on a busy machine steps wait
 # for a plan, which takes ten calls, and take so long that one process plans in each. 2 % to spare.
 MOST = {
-    Cell("DDP", 1, 0.005): (129, 29),
-    Cell("DDP", 2, 0.020): (60, 22),
-    Cell("DDP", 2, 0.020, num_workers=2): (59, 21),
+    Cell("DDP", 1, 0.005): (129, 27),
+    Cell("DDP", 2, 0.020): (60, 21),
+    Cell("DDP", 2, 0.020, num_workers=2): (59, 20),
     Cell("FSDP2", 2, 0.020): (67, 25),  # three collectives of its one layer are clocked
 }
 ALONE = next(iter(MOST))
@@ -61,7 +61,7 @@ def test_a_step_makes_no_more_calls_than_before(found, cell):
     counts = [one["calls"]["calls"] for one in found]
     least = max(map(min, counts))
     half, most = max(map(median, counts)), max(map(max, counts))
-    files = min(one["calls"]["most"] for one in found)  # rank 0 plans in more steps when busy
+    files = max(one["calls"]["fewest"] for one in found)
     print(f"{cell.name}: {least} calls, {half} in half of the steps, {most}; {files} files")
 
     assert 0 < least <= MOST[cell][0]

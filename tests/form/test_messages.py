@@ -48,7 +48,7 @@ MESSAGES = {
     "an unknown name": (
         lambda: by_name("fixd"),
         "`by_name(name=...)` must be one of auto, dbs, dynamic-batching, equal, lb-bsp-2018, "
-        "lb-bsp-2020, lbb or 'module:Class', got 'fixd'. Names are lower case, with hyphens. "
+        "lb-bsp-2020, lbb or 'module:Class', got 'fixd'. Did you mean 'fixed'? "
         "deadband, every, fixed, round-to need settings: pass an instance.",
     ),
     "a name that needs settings": (

@@ -342,6 +342,9 @@ def test_the_line_has_the_whole_step(capfd):
         ({"loss_reduction": "max"}, r"`Balancer\(loss_reduction=...\)` must be"),
         ({"global_batch_size": 0}, r"`Balancer\(global_batch_size=...\)` must be an integer >= 1"),
         ({"policy": "best"}, "best"),
+        ({"policy": "atuo"}, "Did you mean 'auto'"),
+        ({"bounds": (2, 12)}, r"`Balancer\(bounds=...\)` must be a `Bounds`, got \(2, 12\)"),
+        ({"runtime": {"line_every": 5}}, r"`Balancer\(runtime=...\)` must be a `Runtime`, got"),
         ({"policy": Auto}, r"`Balancer\(policy=...\)` must be a name.*not the class"),
     ],
 )
@@ -354,8 +357,14 @@ def test_settings_out_of_range_are_refused(settings, message):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"heartbeat_s": 0}, r"`Runtime\(heartbeat_s=...\)` must be positive and at most a third"),
-        ({"deadline_s": 2.0}, "heartbeat_s"),
+        ({"heartbeat_s": 0}, r"`Runtime\(heartbeat_s=...\)` must be a positive number of seconds"),
+        (
+            {"heartbeat_s": "1"},
+            r"`Runtime\(heartbeat_s=...\)` must be a positive number of seconds",
+        ),
+        ({"deadline_s": -1}, r"`Runtime\(deadline_s=...\)` must be a positive number of seconds"),
+        ({"hang_s": -1}, r"`Runtime\(hang_s=...\)` must be a positive number of seconds, or None"),
+        ({"deadline_s": 2.0}, r"`Runtime\(heartbeat_s=...\)` must be at most a third"),
         ({"line_every": 0}, r"`Runtime\(line_every=...\)` must be at least 1, or None"),
         ({"hooks": print}, r"`Runtime\(hooks=...\)` must be a tuple of functions"),
         ({"hooks": None}, r"`Runtime\(hooks=...\)` must be a tuple of functions"),

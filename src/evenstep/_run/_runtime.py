@@ -46,16 +46,25 @@ class AbstractRuntime:
     address: str | None = None
     ports: int | range | None = None
 
+    def _check_seconds(self) -> None:
+        for name in ("deadline_s", "heartbeat_s", "hang_s"):
+            value = getattr(self, name)
+            is_none = value is None and name == "hang_s"
+            if not (is_none or (isinstance(value, int | float) and value > 0)):
+                rule = "be a positive number of seconds" + ", or None" * (name == "hang_s")
+                raise invalid(f"Runtime({name}=...)", rule, repr(value), "Leave it out.")
+
     def check_watch(self) -> None:
         """Raise unless a run can be watched and reached so.
 
         Raises:
             ValueError: a number is out of range.
         """
-        if not 0 < self.heartbeat_s <= self.deadline_s / 3:
+        self._check_seconds()
+        if not self.heartbeat_s <= self.deadline_s / 3:
             raise invalid(
                 "Runtime(heartbeat_s=...)",
-                f"be positive and at most a third of deadline_s, {self.deadline_s / 3:g}",
+                f"be at most a third of deadline_s, {self.deadline_s / 3:g}",
                 self.heartbeat_s,
                 "Raise `deadline_s`, or lower it.",
             )

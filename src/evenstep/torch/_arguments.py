@@ -13,6 +13,17 @@ from ._exchange._side_group import Alone, SideGroup
 from ._options import Runtime
 
 
+def check_values(bounds: Any, runtime: Any) -> None:
+    """Raise unless settings that have a class of their own are of it."""
+    for name, value, kind, example in (
+        ("bounds", bounds, Bounds, "Bounds(min=2, max=12)"),
+        ("runtime", runtime, Runtime, "Runtime(run_dir='runs/mine')"),
+    ):
+        if not isinstance(value, kind):
+            rule, remedy = f"be a `{kind.__name__}`", f"Give `{name}={example}`, or leave it out."
+            raise invalid(f"Balancer({name}=...)", rule, repr(value), remedy)
+
+
 def checked_size(global_batch_size: Any) -> int | None:
     """Return the global batch size, or raise if it is invalid."""
     if global_batch_size is None:

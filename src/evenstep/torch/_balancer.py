@@ -112,6 +112,7 @@ class Balancer:
     ) -> None:
         if is_off():
             self.__class__ = _plain_kind(type(self))  # a `__new__` would hide the signature
+        arguments.check_values(bounds, runtime)
         policy = checked_policy(policy)
         self._parts = Parts(
             policy=policy,
