@@ -13,7 +13,7 @@ from evenstep.testing import run_workers
 from .plain_runs import loaded_by_training
 
 SOURCE = Path(__file__).parents[2] / "src"
-DOORS = {"cli/_plan_links.py", "torch/__init__.py", "torch/_unequal_links.py"}
+DOORS = {"cli/_plan_parts.py", "torch/__init__.py", "torch/_unequal_links.py"}
 
 
 def loaded(*scripts):
