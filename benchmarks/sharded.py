@@ -5,8 +5,8 @@ turns, step by step, in the same processes: plain FSDP2 with equal batches, a ba
 sizes by hand, and `Balancer()`. So they share the machine's noise, and ratios are of neighbours.
 
 Own time is compared with what was slept and the thread's CPU time, from the batch to the end of
-the backward. One case computes before it enters the first gather, which is own time; one sleeps in
-each gather, as on a slow wire, which is not.
+the backward, without the CPU time of collectives. One case computes before it enters the first
+gather, which is own time; one sleeps in each gather, as on a slow wire, which is not.
 
 Ranks meet in every layer. Where they are slow in different ones, a step is longer than the longest
 sum of a rank, by which steps are predicted: that case is reported, and has no bar.
@@ -194,12 +194,17 @@ def race(rank: int, cell: Cell, num_rounds: int) -> dict[str, Any]:
 
 def clock(rank: int, cell: Cell, num_steps: int) -> tuple[Any, list[float]]:
     """Return what is measured of each rank by step, and this rank's truth."""
-    slept_s, truth, events = [0.0], [], []
-    gather = dist.all_gather_single
+    slept_s, met_s, truth, events = [0.0], [0.0], [], []
 
-    def slow_gather(*args: Any, **kwargs: Any) -> Any:
-        sleep(cell.wire_s)
-        return gather(*args, **kwargs)
+    def metered(collective: Any, wire_s: float) -> Any:
+        def meet(*args: Any, **kwargs: Any) -> Any:
+            sleep(wire_s)
+            begin_s = thread_time()
+            result = collective(*args, **kwargs)
+            met_s[0] += thread_time() - begin_s
+            return result
+
+        return meet
 
     def hook(event: object) -> None:
         if isinstance(event, StepMeasured):
@@ -207,20 +212,22 @@ def clock(rank: int, cell: Cell, num_steps: int) -> tuple[Any, list[float]]:
 
     sizes = Fixed((PER_RANK,) * cell.world_size)
     with ExitStack() as stack:
-        if cell.wire_s:
-            stack.enter_context(patch.object(dist, "all_gather_single", slow_gather))
+        for name, wire_s in (("all_gather_single", cell.wire_s), ("reduce_scatter_single", 0.0)):
+            meter = metered(getattr(dist, name), wire_s)
+            stack.enter_context(patch.object(dist, name, meter))
         runtime = Runtime(line_every=None, hooks=(hook,))
         balancer = stack.enter_context(Balancer(policy=sizes, runtime=runtime))
         model, loader = balancer.prepare(
             model_of(cell, rank, slept_s), loader_of(num_steps + WARM_UP, cell.world_size)
         )
         for (x,) in loader:
-            slept_s[0], cpu_s = 0.0, thread_time()
+            slept_s[0] = met_s[0] = 0.0
+            cpu_s = thread_time()
             begin_s = perf_counter()
             sleep(cell.before_s[rank])
             before_s = perf_counter() - begin_s
             model(x).square().mean().backward()
-            truth.append(before_s + slept_s[0] + thread_time() - cpu_s)
+            truth.append(before_s + slept_s[0] + thread_time() - cpu_s - met_s[0])
     return events[WARM_UP:], truth[WARM_UP:]
 
 
