@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
@@ -157,6 +158,26 @@ def gradient(model: nn.Module) -> torch.Tensor:
 def every_setting(rank: int) -> dict[str, Found]:
     """Return what became of each setting, in the order of ``SETTINGS``."""
     return {name: trained(setting) for name, setting in SETTINGS.items()}
+
+
+def after_all(rank: int) -> tuple[bool, bool]:
+    """Return whether FSDP2's code is changed while two runs last, and whether it is afterwards.
+
+    The run that began first ends first.
+    """
+    modules = [module for name, module in sys.modules.items() if "._fully_shard._fsdp_" in name]
+    before = [dict(vars(module)) for module in modules]
+    runs = [Balancer(runtime=Runtime(line_every=None)) for _ in range(2)]
+    for balancer in runs:
+        x = torch.zeros(WORLD_SIZE * PER_RANK, 8, dtype=torch.float64)
+        stock = DataLoader(TensorDataset(x), batch_size=PER_RANK)
+        model, loader = balancer.prepare(Setting().sharded(), stock)
+        for (mine,) in loader:
+            model(mine).mean().backward()
+    during = [dict(vars(module)) for module in modules] != before
+    for balancer in runs:
+        balancer.close()
+    return during, [dict(vars(module)) for module in modules] != before
 
 
 def trained(setting: Setting) -> Found:

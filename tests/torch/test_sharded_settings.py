@@ -4,7 +4,7 @@ import pytest
 
 from evenstep.testing import run_workers
 
-from .sharded_settings import NUM_STEPS, SETTINGS, WORLD_SIZE, every_setting
+from .sharded_settings import NUM_STEPS, SETTINGS, WORLD_SIZE, after_all, every_setting
 
 pytestmark = pytest.mark.cluster
 
@@ -28,3 +28,8 @@ def test_the_gradient_is_that_of_one_process(found, setting):
 def test_own_time_is_known(found, setting):
     """Of every rank, so that sizes are planned by it."""
     assert found[0][setting].times >= NUM_STEPS - 1
+
+
+def test_fsdp2_is_as_it_was_when_runs_are_over():
+    """Its own code is changed while a run lasts, whichever of several ends first."""
+    assert run_workers(2, after_all) == [(True, False)] * 2

@@ -143,14 +143,15 @@ class _Noted(ModuleType):
 def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None]:
     """Put ``make(before)`` in the place of what an owner has there; return what undoes it.
 
-    Something of another run that was put there since stays, with what it was put around.
+    What another run has put around it since stays, until that run is over, too.
     """
-    before = getattr(owner, name)
-    ours = make(before)
+    ours = make(getattr(owner, name))
+    ours.was, ours.is_over = getattr(owner, name), False
     setattr(owner, name, ours)
 
     def restore() -> None:
-        if getattr(owner, name) is ours:
-            setattr(owner, name, before)
+        ours.is_over = True
+        while getattr(now := getattr(owner, name), "is_over", False):
+            setattr(owner, name, now.was)
 
     return restore
