@@ -36,9 +36,9 @@ class ShardWaits:
     device nothing waits but the stream that computes: the wait is asked for a moment before FSDP2
     asks for it, between two marks on that stream, and FSDP2's own is over at once then.
 
-    Their own code is changed, in this process, and no other: what a script reduces by itself is
-    not noted here. It is as it was once all are removed. DeepSpeed's collectives are noted where it
-    calls them, on a device as well, which is right where it waits for them at once.
+    The code of FSDP2 and DeepSpeed is changed in this process, and no other: collectives of a
+    script's own are not noted. That code is as it was once all are removed. Those of DeepSpeed are
+    noted where it calls them, on a device as well. That is right where it waits for them at once.
 
     Args:
         recorder: notes the waits.
@@ -136,7 +136,8 @@ class _Noted(ModuleType):
 
     def __getattr__(self, name: str) -> Any:
         found = getattr(self._before, name)
-        setattr(self, name, found)  # every layer asks
+        if callable(found):  # every layer asks; what is no function may change
+            setattr(self, name, found)
         return found
 
 

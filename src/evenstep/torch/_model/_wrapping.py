@@ -112,8 +112,10 @@ class Wrapping:
         """Return what measures a rank's own time, as far as there is such a thing."""
         meter = (BlindMeter if self.is_blind else StepMeter)(clock_of(device))
         recorder = Recorder(meter, CollectiveCount() if self.has_others else None, clues)
-        for has_engine in ([True] * self.has_engine) + ([False] * bool(self.shards)):
-            recorder.handles.append(ShardWaits(recorder, device, has_engine=has_engine))
+        if self.has_engine:
+            recorder.handles.append(ShardWaits(recorder, device, has_engine=True))
+        if self.shards:
+            recorder.handles.append(ShardWaits(recorder, device, has_engine=False))
         return recorder
 
     def observers(self, exchange: Exchange, recorder: Recorder) -> list[StepObserver]:
