@@ -323,7 +323,9 @@ class Collecting:
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked where there is a fork")
 def test_workers_collect_no_garbage_of_their_parent(tmp_path):
     """The destructor of a process group waits in a forked worker for a thread of its parent's."""
-    gc.disable()
+    before = gc.get_threshold()
+    gc.set_threshold(0)  # of this process: a worker looks for garbage from its first object on
+    os.register_at_fork(after_in_child=lambda: gc.get_threshold()[0] or gc.set_threshold(1))
     try:
         Parents(tmp_path / "collected")
         with Balancer(runtime=Runtime(line_every=None)) as balancer:
@@ -333,7 +335,7 @@ def test_workers_collect_no_garbage_of_their_parent(tmp_path):
             _, loader = balancer.prepare(torch.nn.Linear(1, 1), stock)
             batches = [batch.tolist() for batch in loader]
     finally:
-        gc.enable()
+        gc.set_threshold(*before)
 
     assert batches == [[0, 1, 2, 3], [4, 5, 6, 7]]
     assert not (tmp_path / "collected").exists()

@@ -95,14 +95,27 @@ def inner_loader(
     settings = {
         "num_workers": loader.num_workers,
         "multiprocessing_context": loader.multiprocessing_context,
-        "worker_init_fn": partial(_set_up, loader.worker_init_fn),
+        "worker_init_fn": partial(_set_up, loader.worker_init_fn, gc.isenabled()),
         "batch_size": None,
         "collate_fn": _as_it_is,
     } | settings
     with warnings.catch_warnings():
         # The user's own loader has said so already.
         warnings.filterwarnings("ignore", "This DataLoader will create")
-        return DataLoader(dataset, generator=generator, **settings)
+        return _InnerLoader(dataset, generator=generator, **settings)
+
+
+class _InnerLoader(DataLoader[Any]):
+    """A loader whose forked workers collect nothing before ``_set_up`` freezes what they share."""
+
+    def __iter__(self) -> Any:
+        collects = gc.isenabled()
+        gc.disable()
+        try:
+            return super().__iter__()
+        finally:
+            if collects:
+                gc.enable()
 
 
 def asked(loader: DataLoader[Any], question: Callable[[], Answer]) -> Answer:
@@ -138,11 +151,13 @@ def _as_it_is(item: Any) -> Any:
     return item
 
 
-def _set_up(function: Callable[[int], Any] | None, worker: int) -> None:
+def _set_up(function: Callable[[int], Any] | None, collects: bool, worker: int) -> None:
     """Show the user's code the user's data set, then run the user's ``worker_init_fn``."""
     # What was garbage when this process was forked is its parent's to collect. A process group
     # would wait here, in its destructor, for a thread that the parent alone has: for ever.
     gc.freeze()
+    if collects:
+        gc.enable()
     info = get_worker_info()
     assert info is not None
     service: Any = info.dataset
