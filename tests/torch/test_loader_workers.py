@@ -320,6 +320,20 @@ class Collecting:
         return torch.tensor(index)
 
 
+class Ending(Items):
+    """Samples of which one ends its worker, as some libraries do, without a word."""
+
+    def __getitem__(self, index):
+        return super().__getitem__(index) if index < 6 else os._exit(0)
+
+
+def test_a_worker_that_ends_is_reported_with_its_exit_code():
+    """Torch has no word on 0, and finds it after 5 s."""
+    loader = alone(DataLoader(Ending(12), batch_size=4, num_workers=1))
+    with pytest.raises(RuntimeError, match=r"exited unexpectedly. Exit codes by pid: {\d+: 0}"):
+        list(loader)
+
+
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="workers are forked where there is a fork")
 def test_workers_collect_no_garbage_of_their_parent(tmp_path):
     """The destructor of a process group waits in a forked worker for a thread of its parent's."""

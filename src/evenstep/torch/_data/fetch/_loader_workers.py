@@ -108,6 +108,17 @@ def _check_sendable(error: Exception, worker: int) -> None:
         raise RuntimeError(f"{where}\nOriginal {text}") from None
 
 
+def _with_exit_codes(problem: Exception, processes: Sequence[Any]) -> Exception:
+    """Return ``problem``, which says how workers ended if it is that they did: torch does not."""
+    codes = {process.pid: process.exitcode for process in processes if not process.is_alive()}
+    if type(problem) is not RuntimeError or not codes or "exited unexpectedly" not in str(problem):
+        return problem
+    return RuntimeError(
+        f"{problem}. Exit codes by pid: {codes}. A negative one is the signal that ended the "
+        "worker; -9 is often the kernel's, for want of memory."
+    )
+
+
 @final
 class WorkerPool(Generic[Asked]):
     """The loader workers of one rank: takes tasks, and brings in what workers fetched.
@@ -200,7 +211,7 @@ class WorkerPool(Generic[Asked]):
             for chunk in chunks:
                 self._deliver(self._asked[chunk.worker].popleft(), chunk)
         except Exception as error:
-            problem = error
+            problem = _with_exit_codes(error, self._processes)
             # Tracebacks would keep the iterator, and so the workers, alive.
             problem.__traceback__ = problem.__cause__ = problem.__context__ = None
         self._dismiss()
