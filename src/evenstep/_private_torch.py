@@ -207,6 +207,30 @@ def fsdp_groups(layer: Any) -> list[Any]:
     return [group for group in found if group is not None]
 
 
+def after_forward(layers: list[Any]) -> list[tuple[Any, Any]]:
+    """Return what FSDP2 groups do after a forward, to put it back as ``post_forward_mesh_info``.
+
+    The first layer's group does nothing, unless it was told to: FSDP2 settles that in the first
+    forward. [test_fsdp.py]
+    """
+    root = layers[0]._get_fsdp_state()
+    is_unset = bool(getattr(root, "_auto_reshard_after_forward", False))
+    return [
+        (group, None if is_unset and layer is layers[0] else group.post_forward_mesh_info)
+        for layer in layers
+        for group in fsdp_groups(layer)
+    ]
+
+
+def forget_gradients(layer: Any) -> None:
+    """Drop what an FSDP2 layer has accumulated and not reduced. [test_fsdp.py]"""
+    for group in fsdp_groups(layer):
+        for parameter in group.fsdp_params:
+            parameter.unsharded_accumulated_grad = None
+            if hasattr(parameter, "_unsharded_param"):
+                parameter._unsharded_param.grad = None
+
+
 def is_whole(layer: Any) -> bool:
     """Tell whether an FSDP2 layer has all of a parameter gathered. [test_fsdp.py]"""
     return any(group.is_unsharded for group in fsdp_groups(layer))

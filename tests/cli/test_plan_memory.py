@@ -27,17 +27,17 @@ def memory(*arguments):
 
 
 def needs_gib(found):
-    ways = ("ddp", "ddp_view", "fsdp2_steps", "fsdp2")
+    ways = ("ddp", "ddp_view", "fsdp2_accumulated", "fsdp2")
     return [round(found[way]["need_bytes"] / GIB, 3) for way in ways]
 
 
 @pytest.mark.parametrize(
     ("options", "gib"),
     [
-        ((), [20, 16, 4 + 8, 4 + 0.5]),
-        (("--optimizer", "momentum"), [16, 12, 3 + 8, 3 + 0.5]),
+        ((), [20, 16, 4 + 4.5, 4 + 0.5]),
+        (("--optimizer", "momentum"), [16, 12, 3 + 4.5, 3 + 0.5]),
         (("--optimizer", "sgd", "--layers", 4), [12, 8, 2 + 8, 2 + 4]),
-        (("--dtype", "bfloat16"), [10, 8, 2 + 4, 2 + 0.25]),
+        (("--dtype", "bfloat16"), [10, 8, 2 + 2.25, 2 + 0.25]),
     ],
 )
 def test_needs_are_those_of_the_optimizer_and_the_dtype(options, gib):
@@ -50,8 +50,8 @@ def test_more_workers_need_less_each_only_where_the_model_is_sharded():
     two, eight = memory(*BILLION, "24,12"), memory(*BILLION, ",".join(["24"] * 8))
 
     assert needs_gib(two)[:2] == needs_gib(eight)[:2] == [20, 16]
-    assert needs_gib(two)[2:] == [16, 8.5]
-    assert needs_gib(eight)[2:] == [10, 2.5]
+    assert needs_gib(two)[2:] == [12.5, 8.5]
+    assert needs_gib(eight)[2:] == [6.5, 2.5]
 
 
 def test_what_is_left_is_counted_in_samples():
@@ -68,8 +68,8 @@ def test_what_is_left_is_counted_in_samples():
     [
         ("24,24,24", "DDP fits on every worker: nothing needs to be sharded."),
         ("24,24,20", "DDP with `gradient_as_bucket_view=True` fits on every worker."),
-        ("24,24,16", "FSDP2 fits on every worker, in `loader.steps()` too."),
-        ("24,24,12", "in loops over whole batches, one forward each."),
+        ("24,24,16", "FSDP2 fits on every worker, with several forwards a step too."),
+        ("24,24,10", "FSDP2 fits on every worker, with one forward a step."),
         ("24,24,5", "does not fit on worker 2 in any way."),
     ],
 )

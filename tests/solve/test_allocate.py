@@ -365,6 +365,24 @@ def test_a_batch_is_cut_into_whole_granules(num_samples, limit, granule):
         assert max(sizes) - min(sizes[:-1] or sizes) <= kept
 
 
+@given(
+    st.integers(0, 400),
+    st.none() | st.integers(1, 60),
+    st.integers(1, 20),
+    st.integers(1, 30),
+)
+def test_a_batch_is_cut_into_as_many_as_others_have(num_samples, limit, granule, fewest):
+    """No fewer than those, nor than it needs. Where samples are too few, the first have none."""
+    needed = len(cut(num_samples, limit, granule))
+    sizes = cut(num_samples, limit, granule, fewest=max(needed, fewest))
+
+    assert len(sizes) == max(needed, fewest)
+    assert sum(sizes) == num_samples
+    assert max(sizes) <= (limit or num_samples)
+    assert sizes[-1] > 0 or not num_samples
+    assert min(sizes) > 0 or num_samples < len(sizes)
+
+
 @given(st.integers(1, 400), st.integers(1, 60))
 def test_with_limit_and_granule_alike_there_is_one_size(num_samples, size):
     """All but the last have exactly that many."""

@@ -24,6 +24,7 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
+from evenstep._private_torch import fsdp_groups
 from evenstep.events import StepMeasured
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Fixed
@@ -85,7 +86,7 @@ class OwnGather(DefaultAllGather):
 def measured(
     rank: int, policy: Any, num_steps: int, *, steps: bool = False, own_gather: bool = False
 ) -> dict[str, Any]:
-    """Return every rank's median compute time, sizes at the end, warnings, and forwards by step."""
+    """Return each rank's least compute time, sizes at the end, warnings, and forwards by step."""
     events: list[StepMeasured] = []
 
     def hook(event: object) -> None:
@@ -106,7 +107,7 @@ def measured(
                 counts.append(step.num_micro_batches if steps else 1)
             sizes = balancer.batch_sizes
     return {
-        "compute_s": np.median([event.compute_s for event in events], axis=0) if events else None,
+        "compute_s": np.min([event.compute_s for event in events], axis=0) if events else None,
         "sizes": sizes,
         "warned": [str(warning.message) for warning in caught],
         "counts": counts,
@@ -121,6 +122,55 @@ def clock(rank: int) -> dict[str, Any]:
         found[loop, "auto"] = measured(rank, "auto", 16, steps=steps)
     found["own", "auto"] = measured(rank, "auto", 4, own_gather=True)
     return found
+
+
+def alive(rank: int) -> dict[str, Any]:
+    """Return what is whole at each hook of a step, by loop, in plain FSDP2 and balanced."""
+    found: dict[str, Any] = {}
+    for loop, most, num_forwards in (("plain", None, 1), ("steps", None, 1), ("cut", 6, 3)):
+        plain, seen = _observed()
+        for number in range(num_forwards):
+            plain.set_requires_gradient_sync(number == num_forwards - 1)
+            plain(torch.randn(5, 4)).square().mean().backward()
+        theirs, ours = list(seen), []
+        with Balancer(policy=Fixed((14, 6)), bounds=Bounds(max=most), runtime=QUIET) as balancer:
+            model, seen = _observed()
+            dataset = TensorDataset(torch.randn(40, 4))
+            model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=10))
+            for step in loader.steps() if loop != "plain" else ([batch] for batch in loader):
+                seen.clear()
+                sizes = []
+                for (x,) in step:
+                    model(x).square().mean().backward()
+                    sizes.append(len(x))
+                ours.append(list(seen))
+        found[loop] = {"theirs": theirs, "ours": ours, "sizes": sizes}
+    return found
+
+
+def _observed() -> tuple[nn.Module, list[Any]]:
+    """Return three sharded layers, and what is seen at the hooks of each: how much is whole."""
+    torch.manual_seed(0)
+    model: Any = nn.Sequential(*[nn.Linear(4, 4) for _ in range(3)])
+    for layer in model:
+        fully_shard(layer)
+    fully_shard(model)
+    seen: list[Any] = []
+
+    def look(name: str) -> None:
+        groups = [group for part in [*model, model] for group in fsdp_groups(part)]
+        whole = [p for group in groups if group.is_unsharded for p in group.fsdp_params]
+        grads = [
+            getattr(p, "_unsharded_param", None) for group in groups for p in group.fsdp_params
+        ]
+        of_grads = [p.grad.numel() for p in grads if p is not None and p.grad is not None]
+        seen.append((name, sum(p.unsharded_param.numel() for p in whole), sum(of_grads)))
+
+    for number, layer in enumerate(model):
+        layer.register_forward_pre_hook(lambda *_, n=number: look(f"before {n}"))
+        layer.register_forward_hook(lambda *_, n=number: look(f"after {n}"))
+        layer.register_full_backward_pre_hook(lambda *_, n=number: look(f"backward {n}"))
+    return model, seen
 
 
 def sharded(mesh: Any = None) -> nn.Module:

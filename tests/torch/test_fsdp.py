@@ -14,6 +14,7 @@ from .matrix import QUIET, flat, network, samples
 from .sharded import (
     MISTAKES,
     PER_SAMPLE_S,
+    alive,
     clock,
     hybrid,
     interrupted,
@@ -67,6 +68,21 @@ def test_waits_in_collectives_of_the_script_are_not_seen_and_that_is_said(clocks
     assert "`set_custom_all_gather`" in found["warned"][0]
     assert found["sizes"] == (20, 20)
     assert found["compute_s"] is None
+
+
+@pytest.fixture(scope="module")
+def lives():
+    """What is whole at the hooks of a step, by rank."""
+    return run_workers(2, alive)
+
+
+@pytest.mark.parametrize(("loop", "sizes"), [("plain", 1), ("steps", 1), ("cut", 3)])
+def test_no_parameter_or_gradient_is_whole_for_longer_than_without_us(lives, loop, sizes):
+    """At each hook of each layer, forward and backward, in steps of several forwards too."""
+    for rank, total in zip(lives, (14, 6), strict=True):
+        assert rank[loop]["ours"] == [rank[loop]["theirs"]] * 2
+        assert len(rank[loop]["sizes"]) == sizes  # of which one rank needs one
+        assert sum(rank[loop]["sizes"]) == total
 
 
 @pytest.fixture(scope="module")

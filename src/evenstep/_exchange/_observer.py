@@ -16,8 +16,12 @@ class StepObserver:
     def begin_step(self, step: int) -> None:
         """Hear that ``step`` begins: no backward is under way."""
 
-    def first_forward(self) -> None:
-        """Hear that the step's first forward comes next: what is collective before it goes here."""
+    def first_forward(self, *, equal_forwards: bool) -> None:
+        """Hear that the step's first forward comes next: what is collective before it goes here.
+
+        Args:
+            equal_forwards: whether all ranks make as many in the step, and know it.
+        """
 
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
         """Hear that a forward of so many samples comes next, perhaps the step's last one."""

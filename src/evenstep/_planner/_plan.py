@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -71,13 +72,30 @@ class Plan:
     first: tuple[int, ...] | None = None
     costs: PlanCosts | None = None
 
-    def forwards(self, rank: int, num_samples: int) -> tuple[int, ...]:
-        """Return how many of its ``num_samples`` each forward of ``rank`` gets in a step."""
+    def forwards(self, rank: int, num_samples: int, *, fewest: int = 1) -> tuple[int, ...]:
+        """Return how many of its ``num_samples`` each forward of ``rank`` gets in a step.
+
+        Args:
+            rank: whose they are.
+            num_samples: all that it has.
+            fewest: forwards it makes at least. Where it has fewer samples, some are stand-ins.
+        """
         return cut(
             num_samples,
             self.max_forward[rank] if self.max_forward else None,
             self.granularity[rank] if self.granularity else 1,
+            fewest=fewest,
         )
+
+    def most_forwards(self, sizes: Sequence[int]) -> int:
+        """Return how many forwards the rank needs that needs most of them.
+
+        Args:
+            sizes: samples of each rank, one per rank.
+        """
+        if self.max_forward is None:
+            return 1
+        return max(len(self.forwards(rank, size)) for rank, size in enumerate(sizes))
 
     @property
     def tile(self) -> int | None:

@@ -38,6 +38,7 @@ class StepUnderWay:
         checksum: of who has which of its samples, the same on all ranks; 0 where none is known.
         plan: by which it was handed out; None where none is known.
         compares: whether ranks compare the scales of its gradients.
+        equal_forwards: whether all ranks make as many forwards, and know it.
     """
 
     number: int
@@ -65,6 +66,7 @@ class StepUnderWay:
     checksum: int = 0
     plan: Plan | None = None
     compares: bool = False
+    equal_forwards: bool = False
 
 
 @dataclass(eq=False, slots=True)

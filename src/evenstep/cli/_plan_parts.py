@@ -308,14 +308,11 @@ _WAYS = {
         "DDP, bucket view",
         f"DDP with `gradient_as_bucket_view=True` fits on every worker. {_MORE}",
     ),
-    "fsdp2_steps": (
-        "FSDP2, in steps",
-        f"FSDP2 fits on every worker, in `loader.steps()` too. {_MORE}",
+    "fsdp2_accumulated": (
+        "FSDP2, accumulated",
+        f"FSDP2 fits on every worker, with several forwards a step too. {_MORE}",
     ),
-    "fsdp2": (
-        "FSDP2, plain loop",
-        "FSDP2 fits on every worker in loops over whole batches, one forward each.",
-    ),
+    "fsdp2": ("FSDP2", "FSDP2 fits on every worker, with one forward a step."),
 }
 """What they are called, and what to do if all before do not fit, from the usual one on."""
 
@@ -425,9 +422,9 @@ def _needs(asked: MemoryQuestion, parameters: int, world_size: int) -> dict[str,
 
     With $P$ bytes of parameters, as many of gradients, $S P$ of state, $W$ ranks and $L$ equal
     layers: $(3 + S) P$ in DDP, whose buckets hold gradients a second time; $(2 + S) P$ with
-    ``gradient_as_bucket_view=True``; $(2 + S) P / W + 2 P$ in FSDP2 over ``loader.steps()``, where
-    a step keeps all parameters and gradients; else $(2 + S) P / W + 4 P / L$, as two layers are
-    gathered at once while the gradient of one is reduced. Buffers of the collectives come on top:
+    ``gradient_as_bucket_view=True``; $(2 + S) P / W + 4 P / L$ in FSDP2, as two layers are gathered
+    at once while the gradient of one is reduced; with several forwards a step $P$ more, for
+    gradients that are not reduced yet. Buffers of the collectives come on top:
     over gloo they took 1.7 bytes a parameter in each way.
     """
     states, plain = _STATES[asked.optimizer], parameters * _ELEMENT_BYTES[asked.dtype]
@@ -435,7 +432,7 @@ def _needs(asked: MemoryQuestion, parameters: int, world_size: int) -> dict[str,
     return {
         "ddp": (3 + states) * plain,
         "ddp_view": (2 + states) * plain,
-        "fsdp2_steps": shard + 2 * plain,
+        "fsdp2_accumulated": shard + math.ceil(4 * plain / asked.layers) + plain,
         "fsdp2": shard + math.ceil(4 * plain / asked.layers),
     }
 

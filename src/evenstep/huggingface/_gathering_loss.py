@@ -164,14 +164,18 @@ def num_missing(trainer: Any, num_forwards: int) -> int:
     return max(counts) - num_forwards
 
 
-def meet_before_forwards(trainer: Any) -> None:
+def meet_before_forwards(trainer: Any, *, equal_forwards: bool = False) -> None:
     """Have ranks meet now in what DDP, or FSDP2, does at the begin of a forward. Collective.
 
     Ranks differ in which of a step's portions their first forward is. Between portions `Trainer`
     may gather the number of tokens, and callbacks what they like.
+
+    Args:
+        trainer: whose model it is.
+        equal_forwards: whether ranks do not, so that FSDP2 gathers in each forward.
     """
     if isinstance(trainer.model_wrapped, DistributedDataParallel):
         meet(trainer.model_wrapped)
     for model in trainer.balancer._parts.models:
-        if model.shards is not None:
+        if model.shards is not None and not equal_forwards:
             model.shards.gather(ahead=True)

@@ -171,7 +171,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             weights = weights_of(self, step, self._divisor or "samples")
         self._per_sample = self.accelerator.num_processes / step.global_num_samples
         if num_batches > 1 or self._meets:
-            meet_before_forwards(self)
+            meet_before_forwards(self, equal_forwards=step.equal_forwards)
         self._num_begun += 1
         main_input = getattr(self.model, "main_input_name", "input_ids")
         handed_out: list[Any] = portions(

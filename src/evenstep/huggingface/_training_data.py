@@ -250,7 +250,8 @@ class TrainingData:
         self.balancer._parts.hints_unit = False  # the first step finds out
         self._loader: BalancedLoader = self.balancer.prepare(stock.rebuild(times=num_accumulated))
         self._meets = False
-        context = replace(self._loader._context, equal_forwards=lambda: self._meets)
+        is_sharded = self._loader._context.equal_forwards
+        context = replace(self._loader._context, equal_forwards=lambda: self._meets or is_sharded())
         if not getattr(accelerator, "is_fsdp2", False):  # where parameters stay whole as well
             context = replace(context, no_sync=nullcontext)  # Trainer has its own around these
         self._loader._context = context

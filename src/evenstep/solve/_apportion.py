@@ -84,24 +84,32 @@ def _multiplier(weights: FloatArray, lo: IntArray, hi: IntArray, total: int) -> 
     return float(corners[before] + missing / slopes[before])
 
 
-def cut(num_samples: int, max_forward: int | None, granularity: int = 1) -> tuple[int, ...]:
+def cut(
+    num_samples: int, max_forward: int | None, granularity: int = 1, *, fewest: int = 1
+) -> tuple[int, ...]:
     """Return the sizes of as few micro-batches as ``max_forward`` allows, equal within a granule.
 
     All are whole granules, except that the last carries what is left of one. With both numbers
-    the same, every micro-batch has that one size.
+    the same, every micro-batch has that one size. Where there are fewer samples than micro-batches,
+    the first ones have none.
 
     Args:
         num_samples: samples of a rank in a step, at least 0.
         max_forward: most samples in one forward, positive; None is no limit.
         granularity: samples that come and go together, positive. One that does not fit into a
-            forward is given up.
+            forward is given up, as is one of which there are fewer than ``fewest``.
+        fewest: micro-batches there are at least, positive.
     """
-    if max_forward is None or num_samples <= max_forward:
+    fits = max_forward is None or num_samples <= max_forward
+    if fits and fewest == 1:
         return (num_samples,)
-    granule = granularity if granularity <= max_forward else 1
+    most = num_samples if max_forward is None else max_forward
+    granule = granularity if granularity <= min(most, num_samples // fewest) else 1
     num_granules = -(-num_samples // granule)
-    num_parts = -(-num_granules // (max_forward // granule))
+    num_parts = max(1 if fits else -(-num_granules // (most // granule)), fewest)
     small, larger = divmod(num_granules, num_parts)
+    if not small:
+        return (0,) * (num_parts - larger) + (1,) * larger
     sizes = [granule * (small + 1)] * larger + [granule * small] * (num_parts - larger)
     sizes[-1] -= num_granules * granule - num_samples
     return tuple(sizes)

@@ -204,7 +204,7 @@ class Parts:
             count=self.count,
             counter=self.counter,
             cost=self._cost_of(loader, crew.side),
-            equal_forwards=lambda: any(model.shards is not None for model in self.models),
+            equal_forwards=self._has_equal_forwards,
             sample_seed=self.runtime.sample_seed,
             number=len(self.loaders),
         )
@@ -223,6 +223,14 @@ class Parts:
         self.loaders.append(prepared)
         self.job(cuts=True)  # what no kind of loop can split is refused here
         return as_wrapped(given, prepared)
+
+    def _has_equal_forwards(self) -> bool:
+        """Return whether all ranks are to make as many forwards: FSDP2's are collectives.
+
+        Not where each has one fixed number of samples, or needs several.
+        """
+        is_sharded = any(model.shards is not None for model in self.models)
+        return is_sharded and self.bounds.vary == "size" and self.job(cuts=True).smallest == 1
 
     def _cost_of(self, loader: DataLoader[Any], ranks: Collectives) -> Cost | None:
         """Return what the samples of a loader cost; None where samples are counted.

@@ -78,6 +78,7 @@ class StepStart(NamedTuple):
         units: this rank's units of the step; None where they are samples.
         work: what its samples cost; None where no costs are known.
         checksum: of who has which sample, the same on all ranks; 0 where none is known.
+        equal_forwards: whether all ranks make as many forwards, and know it.
     """
 
     step: int
@@ -87,6 +88,7 @@ class StepStart(NamedTuple):
     units: float | None = None
     work: Work | None = None
     checksum: int = 0
+    equal_forwards: bool = False
 
 
 class LoaderSteps(Protocol):

@@ -144,6 +144,7 @@ class Step:
 
     Attributes:
         global_num_samples: the step's samples over all ranks.
+        equal_forwards: whether all ranks have as many micro-batches, and know it.
         is_left: whether a loop over it has begun, and has not come to its last micro-batch.
     """
 
@@ -156,6 +157,7 @@ class Step:
         no_sync: Callable[[], AbstractContextManager[Any]],
         number: int = 0,
         attempts: Attempts | None = None,
+        equal_forwards: bool = False,
     ) -> None:
         self._number = number
         self._portions = portions
@@ -163,6 +165,7 @@ class Step:
         self._listener = listener
         self._no_sync = no_sync
         self.global_num_samples = global_num_samples
+        self.equal_forwards = equal_forwards
         self.is_left = False
 
     @property

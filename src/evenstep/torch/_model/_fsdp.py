@@ -2,9 +2,10 @@
 
 Gathering a layer's parameters and scattering its gradients are collectives in the middle of
 forward and backward, so ranks with unlike numbers of micro-batches would wait for each other for
-ever. They do not if parameters are gathered once, at the start of the step, kept whole until the
-last backward, and gradients are reduced in that one alone. The price: full parameters and unreduced
-gradients stay in memory during a step of several micro-batches.
+ever. So all ranks make as many, of unlike sizes, and a step takes the memory that it would take
+without evenstep. Where that cannot be (claims, ``vary="count"``), parameters are gathered once, at
+the start of the step, kept whole until the last backward, and gradients are reduced in that one
+alone. The price is the memory of full parameters.
 
 Wrong, and refused, where a rank's gradients are not averaged over just the balanced ranks.
 """
@@ -20,6 +21,8 @@ import torch
 from torch import nn
 
 from ..._private_torch import (
+    after_forward,
+    forget_gradients,
     fsdp_device,
     fsdp_groups,
     has_own_collectives,
@@ -121,22 +124,31 @@ class Shards:
 
     def __init__(self, layers: list[Any]) -> None:
         self._layers = layers
-        self._kept = self._is_ahead = False
+        self._kept: list[tuple[Any, Any]] = []  # what to put back, while parameters are kept whole
+        self._is_ahead = False
         self._gives_up = False  # after the forward under way
+        self._is_open = False  # the newest backward reduced nothing
 
     @property
     def has_own_collectives(self) -> bool:
         """Whether a script gave a layer other collectives than torch's."""
         return any(map(has_own_collectives, self._layers))
 
-    def keep(self) -> None:
-        """Keep parameters whole from a forward to the last backward, from now on."""
-        self._kept = True
-        for layer in self._layers:
-            layer.set_reshard_after_forward(False, recurse=False)
+    def give_up(self) -> None:
+        """Have layers keep parameters whole no longer than the script said, from now on.
+
+        What a step that was left has accumulated is no part of the next one.
+        """
+        self.reshard()
+        if self._is_open:
+            for layer in self._layers:
+                forget_gradients(layer)
+        for group, info in self._kept:
+            group.post_forward_mesh_info, group.reshard_after_backward = info, True
+        self._kept = []
 
     def gather(self, *, ahead: bool = False) -> None:
-        """Make all parameters whole, and wait for it. Collective.
+        """Make all parameters whole until the last backward, and wait for it. Collective.
 
         Ahead of a step's first forward it may be called as well: then that one gathers nothing.
 
@@ -147,6 +159,10 @@ class Shards:
         was_ahead, self._is_ahead = self._is_ahead, ahead
         if was_ahead:
             return
+        if not self._kept:
+            self._kept = after_forward(self._layers)
+            for layer in self._layers:
+                layer.set_reshard_after_forward(False, recurse=False)
         self.reshard()
         self._is_ahead = ahead
         handles = [layer.unshard(async_op=True) for layer in self._layers]
@@ -158,8 +174,9 @@ class Shards:
 
         Those that are whole already are kept: it comes among the micro-batches of a step.
         """
+        self._is_open &= not torch.is_grad_enabled()
         self._gives_up = (
-            self._kept
+            bool(self._kept)
             and not torch.is_grad_enabled()
             and not any(is_whole(layer) for layer in self._layers)
         )
@@ -179,17 +196,19 @@ class Shards:
 
     @contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Reduce nothing and give up no parameter in the backwards inside."""
+        """Reduce nothing in the backwards inside, and give up no parameter that is kept."""
         self._synchronise(on=False)
         try:
             yield
         finally:
             self._synchronise(on=True)
+            self._is_open = True
 
     def _synchronise(self, *, on: bool) -> None:
         for layer in self._layers:
             layer.set_requires_gradient_sync(on, recurse=False)
-            layer.set_reshard_after_backward(on, recurse=False)
+            if self._kept:
+                layer.set_reshard_after_backward(on, recurse=False)
 
 
 def _loaded(name: str) -> Any:

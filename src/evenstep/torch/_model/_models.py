@@ -145,7 +145,7 @@ class BalancedModel:
         if self._draws is not None:
             self._draws.release()
         if self.shards is not None:
-            self.shards.reshard()
+            self.shards.give_up()
 
     def no_sync(self) -> AbstractContextManager[Any] | None:
         """Return a context in which a backward does not synchronise; None for plain modules."""

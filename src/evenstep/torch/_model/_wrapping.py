@@ -4,9 +4,9 @@
   hand-out to the end of its own backward.
 - DeepSpeed's engine reduces in every backward, and with ZeRO-3 gathers in every layer. Own time is
   found as for FSDP2.
-- FSDP2 synchronises in every layer, forward and backward; in loops over ``loader.steps()`` it
-  gathers before the first forward and reduces all through the last backward. Own time is what lies
-  outside of its waits (``ShardWaits``), up to the end of own backward.
+- FSDP2 synchronises in every layer, forward and backward. In steps in which ranks differ in their
+  forwards it gathers before the first of them and reduces all through the last backward. Own time
+  is what lies outside of its waits (``ShardWaits``), up to the end of own backward.
 """
 
 from __future__ import annotations
@@ -92,14 +92,11 @@ class Wrapping:
         return any(part.has_own_collectives for part in self.shards)
 
     def open(self, policy: AbstractPolicy[Any]) -> None:
-        """Get the models ready, and say what cannot be measured.
+        """Say what cannot be measured.
 
         Args:
             policy: for which no time is missing if it does without.
         """
-        if self.cuts:
-            for part in self.shards:
-                part.keep()
         if self.is_blind and not isinstance(policy, Equal | Fixed):
             warn(
                 "FSDP2 waits for other ranks in collectives of your own, given to "
@@ -148,12 +145,13 @@ class _Reduced(StepObserver):
 class _Meeting(StepObserver):
     """Has all ranks meet before the first forward of a step; that is no time of their own.
 
-    FSDP2's layers are made whole there. So are several DDPs made ready, in steps of unlike numbers
-    of forwards. Two of a DDP's forwards are collective: the first after its first backward, which
-    settles its buckets, and the first of every step where it broadcasts buffers. With one model
-    all ranks meet there. With two, a rank of one micro-batch goes from the first model's forward
-    to its all-reduce, while one of two goes to the second model's forward: both wait for ever. So
-    both collectives run here, for all models in the order of ``prepare``.
+    FSDP2's layers are made whole there, if ranks differ in their forwards. So are several DDPs made
+    ready, in steps of unlike numbers of forwards. Two of a DDP's forwards are collective: the first
+    after its first backward, which settles its buckets, and the first of every step where it
+    broadcasts buffers. With one model all ranks meet there. With two, a rank of one micro-batch
+    goes from the first model's forward to its all-reduce, while one of two goes to the second
+    model's forward: both wait for ever. So both collectives run here, for all models in the order
+    of ``prepare``.
     """
 
     def __init__(
@@ -166,26 +164,33 @@ class _Meeting(StepObserver):
         self._ddps, self._shards = ddps, shards
         self._exchange, self._recorder = exchange, recorder
 
-    def first_forward(self) -> None:
+    def first_forward(self, *, equal_forwards: bool) -> None:
         self._exchange.lost_ranks.enter_collective()
         for ddp in self._ddps:
             begin = self._recorder.mark()
             meet(ddp)
             self._recorder.exclude(begin, self._recorder.mark())
         for part in self._shards:
-            part.gather()
+            if equal_forwards:
+                part.give_up()
+            else:
+                part.gather()
         self._exchange.lost_ranks.leave_collective()
 
 
 @final
 class _ShardedForwards(StepObserver):
-    """Tells of the collectives of a step, which begin in its last forward."""
+    """Tells of the collectives of a step, which begin in its last forward or are in each."""
 
     def __init__(self, exchange: Exchange) -> None:
         self._exchange = exchange
+        self._meets = False
+
+    def first_forward(self, *, equal_forwards: bool) -> None:
+        self._meets = equal_forwards
 
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
-        if is_last:
+        if is_last or self._meets:
             self._exchange.lost_ranks.enter_collective()
 
 

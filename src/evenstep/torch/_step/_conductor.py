@@ -169,6 +169,7 @@ class StepConductor:
         )
         thread_id = opened.thread_id = threading.get_ident()
         opened.work, opened.checksum = start.work, start.checksum
+        opened.equal_forwards = start.equal_forwards
         opened.stopping, opened.plan = self._exchange.stopping, self.plan
         trains = self._thread_id is None or self._thread_id == thread_id
         loop = self._loop
@@ -476,7 +477,7 @@ class StepConductor:
         if self._at_first_forward and not step.is_over:
             self.recorder.close_gap()
             for first_forward in self._at_first_forward:
-                first_forward()
+                first_forward(equal_forwards=step.equal_forwards)
 
     def _check_over(self) -> None:
         for check in self._checks:

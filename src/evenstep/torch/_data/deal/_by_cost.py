@@ -80,6 +80,11 @@ class CostDeal:
         found = self._assignment(plan, first, num_samples)
         return None if found is None else found.samples(self._rank)
 
+    def has_equal_forwards(self, plan: Plan, first: int, num_samples: int) -> bool:
+        """Return whether all ranks make as many forwards in a step that is drawn."""
+        found = self._assignment(plan, first, num_samples)
+        return found is not None and bool(np.ptp(found.num_forwards) == 0)
+
     def look_ahead(self, plan: Plan, first: int, num_samples: int) -> None:
         """Begin to assign a step in a thread, if that takes long and can be done already."""
         key, indices = (plan.epoch, first), self._indices_of(first, num_samples)

@@ -90,14 +90,17 @@ class DealtPlan:
         plan: comes into force with its first step.
         deal: who owns which slot.
         share: all that this rank owns, for one forward.
+        most_forwards: of any rank in a full step.
     """
 
     rank: int
     plan: Plan
     deal: Deal
     share: Share = field(init=False)
+    most_forwards: int = field(init=False)
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "most_forwards", self.plan.most_forwards(self.plan.batch_size))
         object.__setattr__(self, "share", _in_one_forward(self.deal.slots(self.rank)))
 
     @property
@@ -153,6 +156,7 @@ class PlanBook:
     Attributes:
         only: the plan that is in force, if no later one is known.
         whole: whether a rank takes its part of a step in one forward, however large it is.
+        equal_forwards: whether all ranks make as many forwards, where they are known beforehand.
     """
 
     def __init__(
@@ -164,7 +168,7 @@ class PlanBook:
         # Replaced and never changed, so that reading it needs no lock.
         self._entries: tuple[DealtPlan, ...] = ()
         self.only: Plan | None = None
-        self.whole = True
+        self.whole, self.equal_forwards = True, False
         self._early: list[Plan] = []
 
     def on_plan(self, plan: Plan, *, now: int = 0) -> bool:
@@ -224,24 +228,40 @@ class PlanBook:
             return None
         entry = entries[0] if len(entries) == 1 else self._in_force(span)
         if entry.plan.costs is not None:
-            assert self._by_cost is not None
-            parts = self._by_cost.parts(entry.plan, span.first, span.num_samples)
-            if parts is None:
-                return None
-            slots = np.concatenate(parts)
-            if self.whole:  # in the order of the step
-                return _in_one_forward(np.sort(slots))
-            return Share(slots, tuple(map(len, parts)))
+            return self._share_by_cost(entry.plan, span)
         is_full = span.num_samples == self._global_batch_size
         share = entry.share if is_full else self._tail(entry.plan, span.num_samples)
         if self.whole:
             return share
-        num_samples = len(share.slots)
-        if num_samples and self.open_step(span) is not None:
-            num_samples = entry.num_begun
-            if not num_samples:
+        num_samples, fewest = len(share.slots), 1
+        if self.open_step(span) is not None:
+            num_samples = min(num_samples, entry.num_begun)
+            if len(share.slots) and not num_samples:
                 return Share(share.slots, ())
-        return Share(share.slots, entry.plan.forwards(self._rank, num_samples))
+        elif self.equal_forwards:
+            tail = entry.plan.tail
+            fewest = entry.most_forwards if is_full else entry.plan.most_forwards(tail or ())
+        return Share(share.slots, entry.plan.forwards(self._rank, num_samples, fewest=fewest))
+
+    def _share_by_cost(self, plan: Plan, span: StepSpan) -> Share | None:
+        assert self._by_cost is not None
+        parts = self._by_cost.parts(plan, span.first, span.num_samples)
+        if parts is None:
+            return None
+        slots = np.concatenate(parts)
+        if self.whole:  # in the order of the step
+            return _in_one_forward(np.sort(slots))
+        return Share(slots, tuple(map(len, parts)))
+
+    def has_equal_forwards(self, span: StepSpan) -> bool:
+        """Return whether all ranks make as many forwards in a step, and know it."""
+        if self.whole or not self.equal_forwards:
+            return False
+        plan = self._in_force(span).plan
+        if plan.costs is None:
+            return self.open_step(span) is None
+        assert self._by_cost is not None
+        return self._by_cost.has_equal_forwards(plan, span.first, span.num_samples)
 
     def look_ahead(self, span: StepSpan) -> None:
         """Begin to assign a step that is asked for later."""

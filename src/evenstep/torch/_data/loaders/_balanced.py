@@ -163,15 +163,16 @@ class BalancedLoader(AbstractStepLoader):
         self._at.number = self._at.number if epochs_begun is None else epochs_begun
 
     def equal_forwards(self) -> None:
-        """Have all ranks make as many forwards from the next step on, where plans go by cost.
+        """Have all ranks make as many forwards from the next step on.
 
         In the middle of an epoch: at its begin, ``StepContext.equal_forwards`` tells. On every
         rank, between the same steps of a loop over ``steps()``.
         """
-        if self._by_cost is not None:
-            with self._lock:
+        with self._lock:
+            self._book.equal_forwards = True
+            if self._by_cost is not None:
                 self._by_cost.begin(self._at.blocks.indices, equal_forwards=True)
-                self._source.replan()
+            self._source.replan()
 
     def _state(self) -> dict[str, Any]:
         # Another thread may hand out, or begin an epoch, meanwhile.
@@ -234,10 +235,10 @@ class BalancedLoader(AbstractStepLoader):
         if taken < self._num_steps:
             self._draw(taken * self._size)
         indices_of: Indices = self._at.blocks.indices
+        self._book.whole, self._book.equal_forwards = self._whole, self._equal_forwards()
         if self._by_cost is not None:
-            equal_forwards = self._equal_forwards()
+            equal_forwards = self._book.equal_forwards
             self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=self._whole)
-        self._book.whole = self._whole
         context, self._keys = self._context, None
         if context.sample_seed is not None:
             self._keys = EpochKeys.of_epoch(context.sample_seed, context.number, self._at.number)
@@ -296,8 +297,9 @@ class BalancedLoader(AbstractStepLoader):
         else:
             given = KnownPortions(parts)
         self._at.steps_taken += 1
+        start = StepStart(step, given.num_samples, num_samples, data_s, units, work, checksum)
         return self._hand_out(
-            given, StepStart(step, given.num_samples, num_samples, data_s, units, work, checksum)
+            given, start._replace(equal_forwards=self._book.has_equal_forwards(span))
         )
 
     def _fetched(self, span: StepSpan, plan: Plan) -> tuple[list[MicroBatch], Feed, float]:

@@ -300,6 +300,7 @@ class AbstractStepLoader(AbstractLoader):
             no_sync=context.no_sync,
             number=number,
             attempts=self.attempts,
+            equal_forwards=start.equal_forwards,
         )
 
 

@@ -187,9 +187,12 @@ class StreamLoader(AbstractStepLoader):
         work, checksum = (None, 0) if assigned is None else (assigned.work, assigned.checksum)
         given = parts[0] if self._whole else KnownPortions(parts)
         step, num_samples = self._loops.next_step, sum(sizes)
-        return self._hand_out(
-            given, StepStart(step, given.num_samples, num_samples, data_s, units, work, checksum)
-        )
+        start = StepStart(step, given.num_samples, num_samples, data_s, units, work, checksum)
+        return self._hand_out(given, start._replace(equal_forwards=self._has_equal_forwards()))
+
+    def _has_equal_forwards(self) -> bool:
+        """Return whether all ranks make as many forwards, and know it: by cost they do not."""
+        return self._by_cost is None and self._equal_forwards()
 
     def _forwards(
         self, sizes: tuple[int, ...], plan: Plan
@@ -200,7 +203,10 @@ class StreamLoader(AbstractStepLoader):
         if self._by_cost is not None:
             parts = self._by_cost.parts(plan, first, self._reader.lengths(total))
         if parts is None:
-            counts = (sizes[rank],) if self._whole else plan.forwards(rank, sizes[rank])
+            fewest = plan.most_forwards(sizes) if self._has_equal_forwards() else 1
+            counts = (
+                (sizes[rank],) if self._whole else plan.forwards(rank, sizes[rank], fewest=fewest)
+            )
             begin = self._terms.first(sizes, rank)
             own = np.arange(begin, begin + sizes[rank])
             parts = np.split(own, np.cumsum(counts)[:-1])
