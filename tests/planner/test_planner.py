@@ -242,6 +242,32 @@ def test_no_plan_exceeds_what_fits():
     assert makespans[-1] < 0.95 * equal_s
 
 
+def test_a_worker_with_half_the_memory_never_runs_out():
+    """Four workers of any speeds, peaks that are noisy and bend upwards, 100 seeds."""
+    reached = []
+    for seed in range(100):
+        chance = np.random.default_rng(seed)
+        speed, equal = chance.uniform(1, 4, 4), 4 * int(chance.integers(4, 30))
+        fixed = equal * chance.uniform(0.2, 2)
+        room = (fixed + 1.3 * equal) / chance.uniform(0.5, 0.85)
+        capacity = room * np.where(np.arange(4) == chance.integers(4), 1, 2)
+        planner = Planner(Auto(), Job(4, 4 * equal))
+        for step in range(15):
+            sizes = np.array(planner.plan.batch_size)
+            peak = (fixed + sizes * (1 + 0.3 * sizes / equal)) * chance.uniform(1, 1.03, 4)
+            assert (peak <= capacity).all()
+            seconds = 0.02 * sizes / speed * np.exp(chance.normal(0, 0.03, 4))
+            told = zip(sizes.tolist(), seconds, peak, capacity, strict=True)
+            reports = [
+                Report(step, n, 4 * equal, s, 0.0, peak_bytes=int(p), capacity_bytes=int(c))
+                for n, s, p, c in told
+            ]
+            planner.observe(reports, next_step=step + 1)
+        reached.append((sizes / speed).max() / (4 * equal / speed.sum()))
+
+    assert np.median(reached) < 1.1  # of the optimum without limits
+
+
 def test_a_batch_that_does_not_fit_grows_nobody():
     """All workers together are short of memory: what runs goes on, and the event says so once."""
     planner = Planner(Auto(), Job(3, 96))

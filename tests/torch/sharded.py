@@ -24,7 +24,6 @@ from torch.distributed.tensor.parallel import (
 from torch.nn import functional
 from torch.utils.data import DataLoader, TensorDataset
 
-from evenstep._private_torch import fsdp_groups
 from evenstep.events import StepMeasured
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Fixed
@@ -32,6 +31,7 @@ from evenstep.torch import Balancer, Bounds, Runtime
 
 from .loops import text_of
 from .matrix import BATCH_SIZE, QUIET, flat, network, parameters, samples
+from .runs import Card
 
 PER_SAMPLE_S = (0.001, 0.01)  # in forward and backward together, by rank
 
@@ -124,6 +124,18 @@ def clock(rank: int) -> dict[str, Any]:
     return found
 
 
+def grown(rank: int, room: int) -> list[int]:
+    """Return the sizes of a rank whose card has room for so many samples."""
+    card, sizes = Card(room), []
+    with Balancer(runtime=Runtime(line_every=None, memory=card)) as balancer:
+        model, loader = balancer.prepare(slow_model(rank), slow_stock(16))
+        for (x,) in loader:
+            card.peak = 1000 * (2 + len(x))
+            model(x).square().mean().backward()
+            sizes.append(len(x))
+    return sizes
+
+
 def alive(rank: int) -> dict[str, Any]:
     """Return what is whole at each hook of a step, by loop, in plain FSDP2 and balanced."""
     found: dict[str, Any] = {}
@@ -158,7 +170,8 @@ def _observed() -> tuple[nn.Module, list[Any]]:
     seen: list[Any] = []
 
     def look(name: str) -> None:
-        groups = [group for part in [*model, model] for group in fsdp_groups(part)]
+        states = [layer._get_fsdp_state() for layer in model]  # the model itself has no parameters
+        groups = [state._fsdp_param_groups[0] for state in states]
         whole = [p for group in groups if group.is_unsharded for p in group.fsdp_params]
         grads = [
             getattr(p, "_unsharded_param", None) for group in groups for p in group.fsdp_params

@@ -16,6 +16,7 @@ from .sharded import (
     PER_SAMPLE_S,
     alive,
     clock,
+    grown,
     hybrid,
     interrupted,
     lost,
@@ -83,6 +84,14 @@ def test_no_parameter_or_gradient_is_whole_for_longer_than_without_us(lives, loo
         assert rank[loop]["ours"] == [rank[loop]["theirs"]] * 2
         assert len(rank[loop]["sizes"]) == sizes  # of which one rank needs one
         assert sum(rank[loop]["sizes"]) == total
+
+
+def test_a_size_grows_by_a_quarter_at_most_and_never_past_what_fits():
+    """A speed of 10 : 1 asks for 36 of 40 at once, where 32 fit and running out ends all ranks."""
+    fast, _ = run_workers(2, grown, 32)
+
+    assert 28 <= max(fast) <= 32
+    assert all(size <= 1.25 * max(fast[:step]) for step, size in enumerate(fast) if step)
 
 
 @pytest.fixture(scope="module")

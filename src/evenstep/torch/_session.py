@@ -20,6 +20,7 @@ from .._torch_clock import alloc_retries
 from ..events import Event, Hook
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..policies import Equal, Fixed
+from ..timemodels._memory_model import MemoryModel
 from ._claiming import claims_of
 from ._data._prepare import num_steps_of
 from ._data.loaders._stream import StreamLoader
@@ -37,6 +38,7 @@ from ._step._unequal import hint_of_rows, note_sizes
 
 _OF_COLLECTIVES = ("gloo/", "NCCL", "Connection closed by peer")  # in errors of torch's backends
 _VERDICT_S = 2.0
+_GROWTH = 1.25  # of a size, at most at a time, where running out of memory ends the run
 
 
 @final
@@ -270,12 +272,15 @@ class Session:
 
     def _planner(self, job: Job, *, has_peers: bool) -> AbstractPlanner:
         parts = self._parts
+        memory = MemoryModel() if parts.models.can_run_again else MemoryModel(growth=_GROWTH)
         if (costs := parts.loaders[0].costs) is not None:
             workers = [worker.device for worker in self._facts[: self._crew.num_workers]]
             kinds = [workers.index(device) for device in workers]
             by_speed = not isinstance(parts.policy, Equal)
             ahead = parts.loaders[0].num_steps_ahead
-            return CostPlanner(job, costs, kinds=kinds, by_speed=by_speed, ahead=ahead)
+            return CostPlanner(
+                job, costs, kinds=kinds, by_speed=by_speed, ahead=ahead, memory=memory
+            )
         claims = claims_of(
             parts.policy,
             job,
@@ -284,7 +289,7 @@ class Session:
             has_peers=has_peers,
             has_streams=any(isinstance(loader, StreamLoader) for loader in parts.loaders),
         )
-        return Planner(parts.policy, job, claims=claims)
+        return Planner(parts.policy, job, memory, claims=claims)
 
     def _measures(self, device: torch.device) -> list[Measure]:
         """Return what is read beside each step's time; nothing on a CPU, for most policies."""

@@ -322,9 +322,9 @@ class PreparedModels(list[BalancedModel]):
     def can_run_again(self) -> bool:
         """Whether one rank may repeat a forward that broke off, without the others.
 
-        Not where forwards are collectives, as in FSDP2.
+        Not where forwards are collectives, as in FSDP2 and DeepSpeed's engine.
         """
-        return all(model.shards is None for model in self)
+        return all(model.shards is None and not is_engine(model.module) for model in self)
 
     @property
     def synchronise(self) -> bool:
