@@ -11,7 +11,10 @@ from typing import Any
 import lightning
 import torch
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.strategies import ModelParallelStrategy
 from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor
 from torch.nn import functional
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, Sampler, TensorDataset
 
@@ -39,6 +42,7 @@ class Case:
     num_workers: int = 0
     stream: bool = False
     asks_early: bool = True  # whether the module asks how many steps there will be
+    sharded: tuple[str, ...] = ()  # names of what FSDP2 shards, where it does
 
 
 CASES = {
@@ -52,6 +56,9 @@ CASES = {
     "batches of one's own": Case({"use_distributed_sampler": False}, own_batches=True),
     "overfitting": Case({"overfit_batches": 3}),
     "a stream": Case(stream=True, asks_early=False),
+    "FSDP2, accumulated": Case(
+        {"accumulate_grad_batches": 2}, sharded=("net.layers.0", "net.layers.2", "net")
+    ),
 }
 
 
@@ -85,9 +92,11 @@ class Stream(IterableDataset):
 class Scores(lightning.LightningModule):
     """A small model which logs its loss in all ways that Lightning has for it."""
 
-    def __init__(self, *, buffers: bool = False, asks_early: bool = True) -> None:
+    def __init__(
+        self, *, buffers: bool = False, asks_early: bool = True, sharded: tuple[str, ...] = ()
+    ) -> None:
         super().__init__()
-        self.asks_early = asks_early
+        self.asks_early, self.sharded = asks_early, sharded
         torch.manual_seed(0)
         self.net = Mlp().double()
         if buffers:
@@ -95,6 +104,10 @@ class Scores(lightning.LightningModule):
         self.told: dict[str, list[float]] = {"step": [], "epoch": [], "val": [], "val_step": []}
         self.sizes: list[int] = []
         self.num_validated = 0
+
+    def configure_model(self) -> None:
+        for name in self.sharded if self.trainer.world_size > 1 else ():
+            fully_shard(self.get_submodule(name), mesh=self.device_mesh["data_parallel"])
 
     def training_step(self, batch: Any, batch_idx: int) -> torch.Tensor:
         x, y = batch
@@ -179,7 +192,8 @@ class Fitted:
 
 
 def parameters(model: nn.Module) -> torch.Tensor:
-    return torch.cat([p.detach().flatten() for p in model.parameters()]).clone()
+    whole = [p.full_tensor() if isinstance(p, DTensor) else p for p in model.parameters()]
+    return torch.cat([p.detach().flatten() for p in whole]).clone()
 
 
 def trainer_of(world_size: int, callbacks: list[Any], **options: Any) -> lightning.Trainer:
@@ -209,7 +223,10 @@ def fit(
     **options: Any,
 ) -> Fitted:
     """Train in this process, which is one of so many."""
-    module = Scores(buffers=case.buffers, asks_early=case.asks_early)
+    module = Scores(buffers=case.buffers, asks_early=case.asks_early, sharded=case.sharded)
+    if case.sharded and world_size > 1:
+        strategy = ModelParallelStrategy(data_parallel_size=world_size, tensor_parallel_size=1)
+        options["strategy"] = strategy
     trainer = trainer_of(world_size, callbacks, **{**case.trainer, **options})
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

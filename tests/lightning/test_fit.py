@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import os
 import warnings
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
-from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.strategies import DDPStrategy, ModelParallelStrategy
 from torch import nn
 from torch.nn import functional
 from torch.utils.data import DataLoader
@@ -111,6 +112,11 @@ MISTAKES = {
     "several loaders": (Scores, {"several": True}, "Join the data sets"),
     "too few held out": (Scores, {"held_out": 1}, "Evaluate more samples"),
     "no DDP": (Scores, {"strategy": Unwrapped()}, 'Use `Trainer(strategy="ddp")`'),
+    "a part sharded": (
+        partial(Scores, sharded=("net.layers.0",)),
+        {"strategy": ModelParallelStrategy(data_parallel_size=2, tensor_parallel_size=1)},
+        "Write `fully_shard(self.model, mesh=self.device_mesh['data_parallel'])`",
+    ),
 }
 
 

@@ -16,7 +16,7 @@ from ..torch._exchange._crew import is_off
 from ..torch._fabric import with_own_sampler
 from ._library import callback_base, take_up_position, weigh_batch
 from ._logged_means import LoggedMeans
-from ._trainer_checks import check_ddp, check_options, check_trainer
+from ._trainer_checks import averaged_model, check_options, check_trainer
 
 _IS_OVER = "epoch_is_over"
 
@@ -107,10 +107,8 @@ class BalancedFit:
         logged.begin(trainer.strategy, trainer.lightning_module, balancer, self._count)
 
     def prepare_model(self) -> None:
-        """Balance the model, which Lightning has put into its DDP."""
-        model = self._trainer.strategy.model
-        check_ddp(model, self._trainer.strategy)
-        self._balancer.prepare(model)
+        """Balance the model, which Lightning has put into its DDP, or the script has sharded."""
+        self._balancer.prepare(averaged_model(self._trainer.strategy))
 
     def restore_position(self) -> None:
         """Have the loader take up the position in a checkpoint, if it has not yet.

@@ -8,6 +8,7 @@ from typing import Any
 from torch.nn.parallel import DistributedDataParallel
 
 from ..exceptions import invalid
+from ..torch._model._fsdp import fsdp_layers
 from ._library import takes_loader
 
 _TUNERS = {"BatchSizeFinder", "LearningRateFinder"}
@@ -71,16 +72,31 @@ def check_trainer(trainer: Any, module: Any) -> None:
         )
 
 
-def check_ddp(model: Any, strategy: Any) -> None:
-    """Raise unless several processes train the model in a DDP.
+def averaged_model(strategy: Any) -> Any:
+    """Return what averages gradients over the ranks: Lightning's DDP, or what FSDP2 shards.
 
     Raises:
-        ValueError: they do not.
+        ValueError: nothing does, or not all of them.
     """
-    if not isinstance(model, DistributedDataParallel):
+    module = strategy.model
+    if isinstance(module, DistributedDataParallel):
+        return module
+    layers = fsdp_layers(module)
+    if not layers:
         raise invalid(
             "Trainer(strategy=...)",
-            "train with DDP",
+            "train with DDP or FSDP2",
             type(strategy).__name__,
-            'Use `Trainer(strategy="ddp")`; with FSDP2, `evenstep.torch` in a loop of your own.',
+            'Use `Trainer(strategy="ddp")`, or `ModelParallelStrategy()` and `fully_shard` in '
+            "`configure_model`.",
         )
+    sharded = set(layers[0].parameters())
+    if layers[0] is module or any(p.requires_grad for p in set(module.parameters()) - sharded):
+        raise invalid(
+            "LightningModule.configure_model()",
+            "shard one model of the module's, with all that is trained",
+            "the module itself" if layers[0] is module else "a part of what is trained",
+            "Write `fully_shard(self.model, mesh=self.device_mesh['data_parallel'])` after its "
+            "layers.",
+        )
+    return layers[0]
