@@ -198,7 +198,7 @@ def fsdp_device(layer: Any) -> torch.device:
 def fsdp_groups(layer: Any) -> list[Any]:
     """Return what an FSDP2 layer gathers and reduces together.
 
-    There is no public way to its mesh, nor to its divide factor. 2.7 has one where later versions
+    There is no public way to its mesh. 2.7 has one where later versions
     have a list. [test_fsdp.py]
     """
     state = layer._get_fsdp_state()

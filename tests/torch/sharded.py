@@ -216,12 +216,6 @@ def older() -> None:
     Balancer(runtime=QUIET).prepare(model, stock())
 
 
-def own_divide_factor() -> None:
-    model = sharded()
-    model.head.set_gradient_divide_factor(1.0)
-    Balancer(runtime=QUIET).prepare(model, stock())
-
-
 def sync_batch_norm() -> None:
     model = nn.Sequential(network(torch.float64), nn.SyncBatchNorm(5).double())
     _, loader = Balancer(runtime=QUIET).prepare(fully_shard(model), stock())
@@ -233,7 +227,6 @@ MISTAKES = {
     "partly": (partly, "be sharded as a whole, got Net, only parts of which are. Call"),
     "other ranks": (other_ranks, "an FSDP model sharded over [0]. Give the mesh's data-parallel"),
     "older": (older, "with FSDP1's `FullyShardedDataParallel`. Shard the model with"),
-    "own divide factor": (own_divide_factor, "must be left alone with a balancer"),
 }
 
 
@@ -273,6 +266,23 @@ def interrupted(rank: int) -> list[float]:
                 errors.append(float((model(x[:4]) - alone(x[:4])).norm()))
             assert all(dist.tensor.DTensor is type(p) for p in model.state_dict().values())
     errors.append(float((parameters(model) - parameters(alone)).norm()))
+    return errors
+
+
+def undivided(rank: int) -> list[float]:
+    """Return errors where FSDP2 sums, as torchtitan has it: the loss is divided by all samples."""
+    x, y = samples(torch.float64).tensors
+    errors = []
+    with Balancer(policy=Fixed((11, 5)), runtime=QUIET, loss_reduction="sum") as balancer:
+        model, loader = balancer.prepare(sharded(), stock())
+        for layer in [*model.children(), model]:
+            layer.set_gradient_divide_factor(1.0)
+        for number, (mine, classes) in enumerate(loader):
+            (functional.cross_entropy(model(mine), classes, reduction="sum") / 16).backward()
+            alone, part = network(torch.float64), slice(16 * number, 16 * number + 16)
+            functional.cross_entropy(alone(x[part]), y[part]).backward()
+            errors.append(float((flat(model) - flat(alone)).norm() / flat(alone).norm()))
+            model.zero_grad()
     return errors
 
 

@@ -24,6 +24,7 @@ from .sharded import (
     sharded,
     stock,
     tensor_parallel,
+    undivided,
 )
 
 pytestmark = pytest.mark.cluster
@@ -137,6 +138,11 @@ def in_turn(rank):
 def test_a_model_that_a_step_leaves_out_may_take_its_own_step_there():
     """It was made whole with the others, before: what it trains on next is what it became."""
     assert max(run_workers(2, in_turn)[0]) <= 1e-12
+
+
+def test_a_divide_factor_of_the_script_is_as_in_plain_fsdp2():
+    """It adds no weight: 1 is a sum, of losses that are divided by the samples of all ranks."""
+    assert max(run_workers(2, undivided)[0]) <= 1e-12
 
 
 def test_hybrid_sharding_is_exact():

@@ -71,13 +71,6 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
                 "Give the mesh's data-parallel group to the balancer: "
                 "`Runtime(process_group=mesh['dp'].get_group())`, for a mesh with that name.",
             )
-        if group.gradient_divide_factor is not None:
-            raise invalid(
-                "FSDPModule.set_gradient_divide_factor(...)",
-                "be left alone with a balancer, which weights the plain mean over ranks",
-                group.gradient_divide_factor,
-                "Leave it out, and scale the loss instead.",
-            )
 
 
 def device_of_fsdp(module: nn.Module) -> torch.device | None:
