@@ -202,7 +202,7 @@ class Exchange:
         router.add(self.not_finite, self.scales)
         self._first_step: int | None = None
         self.last_step = self.last_used = self._newest_needed = -1
-        self._awaited = {True: -1, False: -1}  # answer that a thread which trains needs, or another
+        self._awaited = {True: -2, False: -2}  # answer that a thread which trains needs, or another
         self.num_loops = 0
         self.stopping = False
 
