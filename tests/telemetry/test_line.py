@@ -10,6 +10,7 @@ from evenstep._telemetry import FaultLog, ProgressLine
 from evenstep.events import (
     BalancingStopped,
     MemoryCapped,
+    RunEnded,
     RunStarted,
     StepsAccounted,
     WaitingDiagnosed,
@@ -177,6 +178,38 @@ def test_a_diagnosis_is_news_with_evidence_and_what_to_do():
         "input 18 %, network 5.0 %. Waiting for input takes 31 ms more. What to do: give its "
         "loader more workers"
     ]
+
+
+def test_a_diagnosis_of_few_steps_is_not_told_of():
+    """It says little yet."""
+    assert not lines(replace(FOUND, num_steps=49))
+
+
+@pytest.mark.parametrize(
+    ("more", "sizes", "policy"),
+    [
+        ({}, "batch 40 24 at the end", "Auto()"),
+        ({"cost_split_s": 0.3}, "samples by cost", "Auto()"),
+        ({}, "batch 40 24 at the end", "Equal()"),
+    ],
+)
+def test_the_last_line_is_on_the_whole_run(more, sizes, policy):
+    """Three whole steps of 0.8 s, which would have taken 0.3 s more: a part of 1.1 s is saved."""
+    began = RunStarted(2, 64, 10, policy, ("node3", "node7"), ("cpu", "cpu"))
+    steps = [
+        replace(
+            measured(step, makespan_s=0.2, equal_split_s=0.5, wall_s=0.8 if step else None), **more
+        )
+        for step in range(4)
+    ]
+    end = (
+        "; predicted to save 27 % of the time with equal batches. To check, run it with "
+        "`EVENSTEP=off`"
+    )
+
+    *_, last = lines(began, *steps, RunEnded(4))
+    assert last == f"evenstep ended after 4 steps: {sizes}" + (end if policy == "Auto()" else "")
+    assert lines(began, RunEnded(0)) == []
 
 
 def test_progress_lines_say_who_is_waited_for_until_none_is():

@@ -19,6 +19,7 @@ from ..events import (
     MemoryCapped,
     PolicyFailed,
     PolicySlow,
+    RunEnded,
     RunStarted,
     SharesPlanned,
     SizesHeld,
@@ -30,6 +31,7 @@ from ..events import (
 )
 
 _MOST_NAMED = 3  # causes
+_FEW = 50  # steps, whose diagnosis says little
 _NEWS: dict[type[Event], str] = {
     SizesHeld: "step {0.step}: sizes stay as they are: {0.problem}",
     WorkerUnhelpful: "step {0.step}: rank {0.rank} costs more than it brings: steps of "
@@ -192,7 +194,8 @@ class ProgressLine:
     newest is in the next line. "time" is where the time of all workers went, in percent of all of
     it; what is below one half of a percent is left out. An evaluation or a checkpoint between two
     loops is in it too. "lost by" says who the others wait for and why, in percent of all time,
-    as long as there is something to say.
+    as long as there is something to say. The last line is on the whole run, and says how to check
+    what it predicts. A diagnosis is told of from 50 steps on.
 
     Args:
         stream: where to, such as ``sys.stderr``.
@@ -210,6 +213,7 @@ class ProgressLine:
         self._known: set[tuple[str, int]] = set()  # causes and ranks of the newest diagnosis
         self._is_equal = False
         self._is_off = False
+        self._run = _WholeRun()
 
     def __call__(self, event: Event) -> None:
         """Collect a step, or say at once what a person has to know."""
@@ -223,23 +227,70 @@ class ProgressLine:
             self._diagnosed(event)
         elif isinstance(event, StepsAccounted):
             self._accounts.append(event)
-        elif isinstance(event, StepMeasured):
-            self._since.append(event)
-            if len(self._since) >= self._num_steps:
-                off = ", balancing is off" if self._is_off else ""
-                text = describe((*self._before, *self._since), is_equal=self._is_equal) + off
-                text += spent(self._accounts) + self._lost_by
+        elif isinstance(event, RunEnded):
+            if text := self._run.described(event.num_steps, is_equal=self._is_equal):
                 print(text, file=self._stream, flush=True)
-                self._before = (event,)
-                self._since.clear()
-                self._accounts.clear()
+        elif isinstance(event, StepMeasured):
+            self._measured(event)
+
+    def _measured(self, event: StepMeasured) -> None:
+        self._run.add(event)
+        self._since.append(event)
+        if len(self._since) >= self._num_steps:
+            off = ", balancing is off" if self._is_off else ""
+            text = describe((*self._before, *self._since), is_equal=self._is_equal) + off
+            text += spent(self._accounts) + self._lost_by
+            print(text, file=self._stream, flush=True)
+            self._before = (event,)
+            self._since.clear()
+            self._accounts.clear()
 
     def _diagnosed(self, event: WaitingDiagnosed) -> None:
         causes = named(event, self._hosts)
         self._lost_by = f"; lost by {causes}" if causes else ""
         known, self._known = self._known, {*zip(event.causes, event.ranks, strict=True)}
-        if self._known != known and (text := waiting_news(event, self._hosts)):
+        is_new, is_little = self._known != known, event.num_steps < _FEW
+        if is_new and not is_little and (text := waiting_news(event, self._hosts)):
             print(f"evenstep {text}", file=self._stream, flush=True)
+
+
+class _WholeRun:
+    """What all steps of a run took, and would have with the equal split."""
+
+    def __init__(self) -> None:
+        self._newest: StepMeasured | None = None
+        self._wall_s = self._equal_s = 0.0
+
+    def add(self, step: StepMeasured) -> None:
+        """Add a step: what the one before it took as a whole is known now."""
+        before, self._newest = self._newest, step
+        follows = before is not None and step.step == before.step + 1
+        if before is None or not follows or step.wall_s is None or before.equal_split_s is None:
+            return
+        self._wall_s += step.wall_s
+        self._equal_s += step.wall_s + before.equal_split_s - before.makespan_s
+
+    def described(self, num_steps: int, *, is_equal: bool) -> str:
+        """Return the last line of a run; nothing where no step was measured.
+
+        Args:
+            num_steps: of the run.
+            is_equal: whether the policy was to keep equal sizes.
+        """
+        last = self._newest
+        if last is None:
+            return ""
+        by_cost = last.cost_split_s is not None
+        sizes = "samples by cost" if by_cost else f"batch {_shorten(last.batch_size)} at the end"
+        begin = f"evenstep ended after {num_steps} steps: {sizes}"
+        if is_equal or self._equal_s <= 0:
+            return begin
+        saving = 100 * (1 - self._wall_s / self._equal_s)
+        verb = "save" if saving >= 0 else "cost"
+        return (
+            f"{begin}; predicted to {verb} {abs(saving):.0f} % of the time with equal batches. "
+            f"To check, run it with `EVENSTEP=off`"
+        )
 
 
 def describe(steps: tuple[StepMeasured, ...], *, is_equal: bool = False) -> str:
