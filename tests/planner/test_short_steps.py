@@ -6,7 +6,7 @@ from typing import final
 import numpy as np
 import pytest
 
-from evenstep import AffineTime, Cluster, Decision, StepTimings, allocate
+from evenstep import AffineTime, Cluster, Decision, StepTimings, allocate, apportion
 from evenstep._planner import Bounds, ClaimSwitch, Job, Planner, Report
 from evenstep.claims import Hybrid
 from evenstep.events import PolicyFailed, Rebalanced
@@ -330,3 +330,52 @@ def test_times_as_arrays_are_as_good_as_reports(policy):
         by_array.observe_timings(step, timings, next_step=step + 1)
 
     assert by_report.plan.epoch > 0
+
+
+HEAVY = {
+    "as many tokens": lambda num_samples: 96 / num_samples,
+    "samples alike": lambda num_samples: 1.0,
+}
+
+
+def run_uneven(slope_s, heavy, rng, *, num_steps=200):
+    """Return the sizes that are planned after steps of 1 to 300 samples each."""
+    planner = Planner(Auto(), Job(3, 96, varies=True))
+    for step in range(num_steps):
+        num_samples = int(rng.integers(1, 300))
+        sizes = np.array(planner.plan.batch_size, np.float64)
+        counts = apportion(sizes, Cluster(3, num_samples, 0)).tolist()
+        luck = 1 + 0.03 * rng.standard_normal(3)
+        took_s = np.array(counts) * slope_s * heavy(num_samples) * luck
+        reports = [
+            Report(step, count, num_samples, own_s, 0.0)
+            for count, own_s in zip(counts, took_s.tolist(), strict=True)
+        ]
+        ran = planner.plan
+        planner.observe(reports, next_step=step + 1)
+        planner.catch_up(next_step=step + 1)
+        account = planner.account(reports, ran)
+        assert account.batch_size == tuple(counts)
+        if step > 50 and num_samples > 50:
+            equal_s = num_samples / 3 * max(slope_s) * heavy(num_samples)
+            assert account.equal_split_s == pytest.approx(equal_s, rel=0.2)
+    return planner.plan.batch_size
+
+
+@pytest.mark.parametrize("heavy", HEAVY)
+def test_steps_of_any_size_teach_how_ranks_compare(heavy):
+    """Whether a batch of more samples takes longer or not."""
+    slope_s = np.array([4e-3, 2e-3, 1e-3])
+
+    sizes = run_uneven(slope_s, HEAVY[heavy], np.random.default_rng(1))
+
+    assert max(sizes * slope_s) <= 1.08 * 96 / (1 / slope_s).sum()
+
+
+@pytest.mark.parametrize("heavy", HEAVY)
+@pytest.mark.parametrize("seed", range(3))
+def test_equal_workers_keep_the_equal_split_in_steps_of_any_size(heavy, seed):
+    """What differs between steps is no difference between ranks."""
+    sizes = run_uneven(np.full(3, 2e-3), HEAVY[heavy], np.random.default_rng(seed))
+
+    assert sizes == (32, 32, 32)

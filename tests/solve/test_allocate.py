@@ -1,5 +1,7 @@
 """The solver's split is the best there is, and whole numbers add up the same way every time."""
 
+from fractions import Fraction
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,7 +9,7 @@ from hypothesis import strategies as st
 
 from evenstep import AffineTime, Cluster, allocate, apportion
 from evenstep.solve._allocate import ends_within, makespan_s
-from evenstep.solve._apportion import cut, in_proportion
+from evenstep.solve._apportion import cut, in_proportion, scaled
 from evenstep.timemodels import AbstractTimeModel, TableTime, bisect_batch
 
 from .split_reference import (
@@ -348,6 +350,42 @@ def test_what_does_not_divide_goes_to_the_largest_remainders():
     assert in_proportion(10, (1, 1, 1)).tolist() == [4, 3, 3]
     assert in_proportion(10, (0, 5, 1)).tolist() == [0, 8, 2]
     assert in_proportion(0, (3, 4)).tolist() == [0, 0]
+
+
+PLANNED = st.lists(st.integers(0, 40), min_size=1, max_size=9).filter(any)
+
+
+def one_by_one(num_samples, sizes, most):
+    """The definition: one each for ranks with a part, then ever to the least part."""
+    found = [0] * len(sizes)
+    firsts = sorted((rank for rank, size in enumerate(sizes) if size), key=lambda r: -sizes[r])
+    for number in range(num_samples):
+        if number < len(firsts):
+            rank = firsts[number]
+        else:
+            free = [rank for rank in firsts if found[rank] < most[rank]]
+            rank = min(free, key=lambda r: (Fraction(found[r] + 1, sizes[r]), r))
+        found[rank] += 1
+    return found
+
+
+@given(PLANNED, st.integers(0, 300), st.integers(0, 2**32))
+def test_a_plan_is_scaled_to_a_step_of_any_size(sizes, num_samples, seed):
+    """Exactly, within caps if these can hold; the plan itself at its own size; never fewer."""
+    most = np.random.default_rng(seed).integers(1, 80, len(sizes))
+    fits = sum(cap for cap, size in zip(most, sizes, strict=True) if size) >= num_samples
+    caps = most if fits else [num_samples] * len(sizes)
+    found, more = scaled(num_samples, sizes, most), scaled(num_samples + 1, sizes)
+
+    assert found.tolist() == one_by_one(num_samples, sizes, caps)
+    assert (more >= scaled(num_samples, sizes)).all()
+    assert scaled(sum(sizes), sizes).tolist() == sizes
+
+
+def test_a_scaled_plan_keeps_the_slowest_rank_short():
+    """Of ranks at speeds 1:7, of 9 samples the slow one gets 1, in whose time the other does 7."""
+    assert scaled(9, (3, 21)).tolist() == [1, 8]
+    assert scaled(2, (1, 1, 22)).tolist() == [1, 0, 1]
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 20))

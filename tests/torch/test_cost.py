@@ -108,27 +108,6 @@ def _largest(rank, cap):
     return sizes
 
 
-def test_batches_that_are_packs_are_refused_and_train_as_samples():
-    """Of so many tokens each, so of unlike numbers of samples."""
-    dataset, packs = list(range(12)), [[0, 1, 2], [3], [4, 5, 6, 7], [8, 9], [10], [11]]
-    quiet, flat = (
-        Runtime(line_every=None),
-        lambda rows: torch.tensor([i for row in rows for i in row]),
-    )
-    with Balancer(2, runtime=quiet) as balancer:
-        loader = DataLoader(dataset, batch_sampler=packs)
-        _, loader = balancer.prepare(nn.Linear(1, 1), loader)
-        with pytest.raises(ValueError, match="as packs of so many tokens do, make a data set of"):
-            next(iter(loader))
-    packed = [[dataset[i] for i in batch] for batch in packs]
-    with Balancer(runtime=quiet) as balancer:
-        loader = DataLoader(packed, batch_size=2, collate_fn=flat)
-        _, loader = balancer.prepare(nn.Linear(1, 1), loader)
-        seen = [batch.tolist() for batch in loader]
-
-    assert seen == [[0, 1, 2, 3], [4, 5, 6, 7, 8, 9], [10, 11]]
-
-
 def test_samples_that_have_become_longer_than_the_cap_are_warned_of():
     """Lengths are read once: where a collator laid as many tokens into a row, and lays more now."""
     lengths = [20, 30, 40, 10] * 4

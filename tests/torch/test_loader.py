@@ -178,14 +178,10 @@ def test_a_source_of_plans_keeps_no_loader_alive():
     plans.announce(5)
 
 
-@pytest.mark.parametrize(
-    ("plan", "message"),
-    [(FixedPlan(3), "add up to the global batch of 4"), (FixedPlan(4), "short last step")],
-)
-def test_plans_that_do_not_add_up_are_refused(plan, message):
+def test_plans_that_do_not_add_up_are_refused():
     """Samples would be lost without a word."""
-    with pytest.raises(ValueError, match=message):
-        list(alone(DataLoader(Items(6), batch_size=4), plan))
+    with pytest.raises(ValueError, match="add up to the global batch of 4"):
+        list(alone(DataLoader(Items(6), batch_size=4), FixedPlan(3)))
 
 
 class Sharding(DistributedSampler):

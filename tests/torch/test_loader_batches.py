@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from itertools import count
 
 import pytest
 import torch
@@ -40,7 +41,9 @@ class Grouped:
         self.epoch = epoch
 
     def __iter__(self):
-        order = torch.randperm(6, generator=self.generator).tolist() if self.generator else range(6)
+        order = range(max(len(self.sizes), 6))
+        if self.generator:
+            order = torch.randperm(6, generator=self.generator).tolist()
         for number in order:
             size = self.sizes[number] if self.sizes else self.size
             yield [100 * self.epoch + 10 * number + k for k in range(size)]
@@ -127,20 +130,24 @@ def alone_with(batches, size=5):
     return alone(DataLoader(Items(1000), batch_sampler=batches), FixedPlan(size), size=size)
 
 
-class Endless(Grouped):
-    __len__ = None
-
-
 @pytest.mark.parametrize(
     ("batches", "rule"),
     [
-        (Grouped(5, sizes=(5, 5, 4, 5, 5, 5)), "batches of 5 samples each, got 4 in batch 2. Give"),
+        (
+            Grouped(5, sizes=(5, 5, 0, 5, 5, 5)),
+            "least one sample each, .*, got an empty one as batch 2",
+        ),
+        (
+            Grouped(5, sizes=(5,) * 20),
+            "come to an end, .* more than 12 batches .* of length 6. Give",
+        ),
+        ((), "batches of at least one sample each, and one of them or more, got no batch"),
         (BatchSampler(range(9), 2, False), "batches of 5 samples each, got batches of 2. Give"),
         (
             BatchSampler(DistributedSampler(range(20), 2, 0), 5, False),
             "over a DistributedSampler, which shards. Give",
         ),
-        ((part for part in [[1, 2, 3, 4, 5]]), "have a length, got generator. Give"),
+        (([k] for k in count()), "more than 1000 batches of a generator without a length. Give"),
     ],
 )
 def test_batches_that_cannot_be_steps_are_refused(batches, rule):

@@ -11,6 +11,7 @@ from .._types import Cluster, IntArray
 from ..exceptions import invalid
 
 Sizes = int | tuple[int, ...]
+_NO_CAP = 1 << 40
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,6 +226,7 @@ class Job:
         cuts: whether the loop takes micro-batches, so that caps limit one forward and not the
             whole local batch.
         most: largest local batches, one each, in place of ``bounds.max``; 0 is no samples at all.
+        varies: whether steps may have other numbers of samples than the global batch.
     """
 
     world_size: int
@@ -235,6 +237,7 @@ class Job:
     tail_smallest: int = 0
     cuts: bool = False
     most: tuple[int, ...] | None = None
+    varies: bool = False
 
     def caps(self) -> IntArray | None:
         """Return the largest sizes that were given, ``(world_size,)``; None if none were."""
@@ -270,8 +273,14 @@ class Job:
             caps: most samples that fit at once, ``(world_size,)``; None is no cap.
         """
         if not self.cuts:
-            return None
+            return self._most_of_larger(caps) if self.varies else None
         return np.full(self.world_size, self.bounds.forward_size) if self._by_count else caps
+
+    def _most_of_larger(self, caps: IntArray | None) -> IntArray | None:
+        """Return the most samples of each worker in steps that are larger than the global batch."""
+        if caps is None or self.caps() is not None:
+            return caps
+        return np.where(caps < self.global_batch_size, caps, _NO_CAP)  # all of it fitted
 
     @property
     def tail_granularity(self) -> int:

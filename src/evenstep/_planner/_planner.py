@@ -30,7 +30,8 @@ from ._memory_caps import MemoryCaps
 from ._plan import Outcome, Plan, make_plan
 from ._readings import Reading, Readings
 from ._report import Report, apart, lasted_s, timings_of
-from ._whatif import WhatIf, measured
+from ._uneven_steps import UnevenSteps
+from ._whatif import SplitCosts, WhatIf, measured
 
 
 @final
@@ -39,7 +40,8 @@ class Planner(AbstractPlanner):
 
     - The first step of a run warms up (allocators, kernels, buckets): the policy may guess sizes
       by it, but does not learn from it. The short last step of an epoch, which has a batch of its
-      own, is not shown to it.
+      own, is not shown to it. Where any step may have a size of its own, it is shown as if it had
+      the planned one (``UnevenSteps``).
     - A report that cannot be (NaN, zero, negative, infinite) is named in an event and its step
       left out; it never spreads into a plan.
     - A user's policy that raises, or whose sizes break the bounds, is named in an event, and the
@@ -85,6 +87,8 @@ class Planner(AbstractPlanner):
         self._num_measured = 0
         self._readings = Readings[Callable[[], StepTimings]](policy.reading_s)
         self._held = False  # because a worker asked for it
+        self._uneven: UnevenSteps | None = None  # from the first such step on
+        self._shown: dict[int, Sequence[Report]] = {}  # as the policy saw them, until accounted for
         decision = policy.init(self._caps.cluster)
         self._check(decision)
         self._adopt(decision)
@@ -101,12 +105,13 @@ class Planner(AbstractPlanner):
         else:
             capped += self._caps.measured(reports, self.plan)
             events = [*caught_up, *capped, *self._hold(reports)]
-            reading = self._read(reports, at_once=bool(capped))
+            reports = self._as_planned(reports) if self._job.varies else reports
+            reading = self._read(reports, at_once=bool(capped)) if reports else None
             if reading is not None:
                 apart_by = partial(apart, reports)
                 waits = not ask or bool(capped) or not self._is_level(reading, apart_by)
                 events += self._show(step, reading, next_step, ask=ask, waits=waits)
-            elif self._num_measured == self._warm_up_steps:
+            elif reports and self._num_measured == self._warm_up_steps:
                 first = Reading((partial(timings_of, reports),))
                 if self._is_full(first.timings):
                     guess = self._guess
@@ -139,15 +144,22 @@ class Planner(AbstractPlanner):
         return 1 if self.claims is not None else self._readings.num_left
 
     def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
-        costs = None
-        warm, is_full = self._num_measured > self._warm_up_steps, self._is_full(timings)
+        costs, seen = None, timings
+        if self._uneven is not None:
+            if not (shown := self._shown.pop(reports[0].step, ())):
+                return measured(reports, plan, timings)
+            seen = timings_of(shown)
+        warm, is_full = self._num_measured > self._warm_up_steps, self._is_full(seen)
         claimed = plan.first is not None
         if warm:
-            self._what_if.observe(timings, is_tail=not is_full, claimed=claimed)
+            self._what_if.observe(seen, is_tail=not is_full, claimed=claimed)
         if is_full:
             if self.claims is not None and warm:
-                self.claims.observe(timings, claimed=claimed)
-            costs = self._what_if.costs(self._caps.cluster, timings)
+                self.claims.observe(seen, claimed=claimed)
+            costs = self._what_if.costs(self._caps.cluster, seen)
+        if costs is not None and seen is not timings:
+            share = float(timings.compute_s.max() / seen.compute_s.max())
+            costs = SplitCosts(costs.equal_s * share, costs.best_s * share)
         return measured(reports, plan, timings, costs=costs)
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
@@ -201,6 +213,19 @@ class Planner(AbstractPlanner):
         self._adopt(decision)
         self.plan = self._make_plan(0, 0, decision)
         return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size, problem)
+
+    def _as_planned(self, reports: Sequence[Report]) -> Sequence[Report]:
+        """Return what the policy is shown of a step; nothing if that step tells it nothing."""
+        step, num_samples = reports[0].step, reports[0].global_num_samples
+        if self._uneven is None and num_samples == self._job.global_batch_size:
+            return reports
+        self._uneven = self._uneven or UnevenSteps()
+        if step < self.plan.first_step:  # it ran under the plan before, perhaps
+            return ()
+        learn = self._num_measured >= self._warm_up_steps
+        shown = self._uneven.show(reports, self.plan.batch_size, learn=learn)
+        self._shown[step] = shown
+        return shown
 
     def _read(self, reports: Sequence[Report], *, at_once: bool) -> Reading | None:
         """Take in a step; return the reading that it completes, if it does.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from heapq import heapify, heapreplace
 
 import numpy as np
 
@@ -65,6 +66,61 @@ def in_proportion(total: int, weights: Sequence[int]) -> IntArray:
     for rank in sorted(range(len(weights)), key=lambda rank: -rests[rank])[: total - sum(floors)]:
         floors[rank] += 1
     return np.array(floors, np.int64)
+
+
+def scaled(num_samples: int, sizes: Sequence[int], most: Sequence[int] | None = None) -> IntArray:
+    r"""Return the sizes of a step of another number of samples than ``sizes`` add up to.
+
+    Ranks that have samples get one each, the largest first. Each further sample goes to the rank
+    whose part is the smallest with it, by $(n_r + 1) / b_r$: that keeps $\max_r n_r / b_r$ least.
+    So no rank gets fewer where there are more samples, and ``sizes`` come back for their own sum.
+    Ties go to the lower rank. A quotient of integers is the same on every CPU, so nothing has to
+    be sent.
+
+    Args:
+        num_samples: what to split, at least 0.
+        sizes: planned, at least 0 each, not all 0, ``(world_size,)``.
+        most: samples for each rank; where they leave no way, they do not bind. None is no limit.
+
+    Returns:
+        Sizes that add up to ``num_samples``, ``(world_size,)``.
+
+    References:
+        M. Balinski and H. P. Young, *Fair Representation*, 1982 (Jefferson's method).
+    """
+    planned = np.array(sizes, np.int64)
+    found, ranks, left = np.zeros_like(planned), np.flatnonzero(planned), num_samples
+    caps = np.full_like(planned, num_samples) if most is None else np.array(most, np.int64)
+    if caps[ranks].sum() < num_samples:
+        caps = np.full_like(planned, num_samples)
+    while left:
+        part = _by_least_part(left, planned[ranks])
+        is_over = part > caps[ranks]
+        found[ranks] = np.minimum(part, caps[ranks])
+        if not is_over.any():
+            break
+        left -= int(caps[ranks[is_over]].sum())
+        ranks = ranks[~is_over]
+    return found
+
+
+def _by_least_part(num_samples: int, planned: IntArray) -> IntArray:
+    """Return how ``num_samples`` are split over ranks that all have samples, without caps."""
+    num_ranks = len(planned)
+    if num_samples < num_ranks:
+        planned = planned.copy()
+        order = np.argsort(-planned, kind="stable")
+        planned[order[:num_samples]], planned[order[num_samples:]] = 1, 0
+        return planned
+    # Without the first one each, no rank has less than the whole part of its quota.
+    found: IntArray = np.maximum((num_samples - num_ranks) * planned // planned.sum(), 1)
+    queue = [((found[rank] + 1) / planned[rank], rank) for rank in range(num_ranks)]
+    heapify(queue)
+    for _ in range(num_samples - int(found.sum())):
+        rank = queue[0][1]
+        found[rank] += 1
+        heapreplace(queue, ((found[rank] + 1) / planned[rank], rank))
+    return found
 
 
 def _multiplier(weights: FloatArray, lo: IntArray, hi: IntArray, total: int) -> float:

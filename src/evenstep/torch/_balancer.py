@@ -73,7 +73,8 @@ class Balancer:
 
     Args:
         global_batch_size: samples per optimizer step over all workers. None is the loader's
-            ``batch_size`` times the number of workers, as in plain training.
+            ``batch_size`` times the number of workers, as in plain training. With a
+            ``batch_sampler``, the size of its batches; about their mean where they differ.
         policy: decides the sizes: a name (``"auto"``, ``"equal"``, ``"dynamic-batching"``,
             ``"dbs"``, ``"lb-bsp-2018"``, ``"lb-bsp-2020"``, ``"lbb"``), ``"module:Class"``, or a
             policy.

@@ -66,8 +66,11 @@ def _problem(
         return "a unit other than samples", 'Use `Balancer(unit="samples")`.'
     if has_peers:
         return "ranks that share their batches", "Leave `claims` out."
-    if has_streams:
-        return "an `IterableDataset`", "Use a data set with a length, or leave `claims` out."
+    if has_streams or job.varies:
+        which = (
+            "an `IterableDataset`" if has_streams else "batches of a `batch_sampler`, of any size"
+        )
+        return which, "Use a data set with a length and `batch_size`, or leave `claims` out."
     return None
 
 

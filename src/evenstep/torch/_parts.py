@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -15,6 +15,7 @@ from .._exchange._mailbox import Mailbox
 from .._planner import Bounds, Cost, Job
 from .._run._clue_reader import ClueReader
 from .._torch_clock import clock_of
+from .._types import IntArray
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Equal
 from ._checks._script_checks import Checks
@@ -207,6 +208,7 @@ class Parts:
             equal_forwards=self._has_equal_forwards,
             sample_seed=self.runtime.sample_seed,
             number=len(self.loaders),
+            check_sizes=self._check_sizes,
         )
         prepared = balanced_loader(loader, stream, context, beside=self.loaders)
         if self.service is not None:
@@ -284,9 +286,52 @@ class Parts:
             smallest=smallest,
             tail_smallest=tail_smallest,
             cuts=cuts,
+            varies=not all(loader.is_fixed for loader in self.loaders),
         )
         job.cluster(job.caps())
         return job
+
+    def _check_sizes(self, sizes: IntArray, whole: bool) -> None:
+        """Raise if the batches of a batch sampler differ, and something takes only one size.
+
+        Args:
+            sizes: of the steps of an epoch.
+            whole: whether each rank has a single forward in a step.
+        """
+        assert self.crew is not None
+        bounds, world_size = self.bounds, self.crew.num_workers
+        if (sizes == self.global_batch_size).all():
+            return
+        caps = bounds.caps(world_size)
+        has_norm = world_size > 1 and any(has_local_batch_norm(one.module) for one in self.models)
+        for is_so, where, rule, got, remedy in (
+            (
+                bounds != replace(bounds, granularity=1, vary="size")
+                or bounds.min not in ("auto", 0, 1),
+                "Bounds(min=..., granularity=..., vary=...)",
+                "be left out, as no split of a small batch might keep them",
+                bounds,
+                "Use `Bounds(max=...)` alone.",
+            ),
+            (
+                has_norm,
+                "Balancer.prepare(model)",
+                "have no local BatchNorm, which needs two samples on each rank",
+                "a model with it",
+                "Use GroupNorm or SyncBatchNorm.",
+            ),
+            (
+                whole and caps is not None and sizes.max() > caps.sum(),
+                "Bounds(max=...)",
+                f"add up to the largest batch, of {sizes.max()} samples",
+                bounds.max,
+                "Raise it, yield smaller batches, or loop over `loader.steps()`, where it bounds a "
+                "micro-batch.",
+            ),
+        ):
+            if is_so:
+                differ = "with a `batch_sampler` whose batches are not all of the global batch size"
+                raise invalid(where, f"{rule}, {differ}", got, remedy)
 
 
 def _check_full_steps(loader: AbstractStepLoader) -> None:

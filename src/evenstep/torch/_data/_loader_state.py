@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...exceptions import invalid
+from .deal._plans import EpochSteps
 from .deal._stream_deal import StreamKind
 
 Check = Callable[[Any], bool]
@@ -89,6 +90,11 @@ _ORDERED: dict[str, Check] = _COMMON | {
     "fingerprint": lambda value: value is None or _is_count(value),
     "num_fingerprinted": _is_count,
 }
+_BATCHED: dict[str, Check] = _ORDERED | {
+    "num_samples": _is_count,
+    "num_steps": _is_count,
+    "position": _is_count,
+}
 _STREAMED: dict[str, Check] = _COMMON | {
     "num_readers": _is_size,
     "seed": _is_count,
@@ -99,34 +105,56 @@ _STREAMED: dict[str, Check] = _COMMON | {
 
 @dataclass(frozen=True, slots=True)
 class OrderedForm:
-    """Writes down how far an order was trained on, and reads it back into a loader it fits."""
+    """Writes down how far an order was trained on, and reads it back into a loader it fits.
+
+    Attributes:
+        global_batch_size: samples of a step that plans are made for.
+        num_samples: of every epoch; None where its steps are batches of any size, and it ends
+            where they do.
+        num_steps: likewise.
+    """
 
     global_batch_size: int
-    num_samples: int
+    num_samples: int | None
     num_steps: int
 
     def write(
-        self, order: dict[str, Any], *, epochs_begun: int, steps_taken: int, steps_of_run: int
+        self,
+        order: dict[str, Any],
+        steps: EpochSteps,
+        *,
+        epochs_begun: int,
+        steps_taken: int,
+        steps_of_run: int,
     ) -> dict[str, Any]:
         """Return a state of plain values, free of the number of ranks."""
-        return sealed(
-            {
-                "kind": "order",
-                "epochs_begun": epochs_begun,
-                "steps_taken": steps_taken,
-                "steps_of_run": steps_of_run,
-                "global_batch_size": self.global_batch_size,
-                "num_samples": self.num_samples,
-            }
-            | order
-        )
+        fields = {
+            "kind": self._kind,
+            "epochs_begun": epochs_begun,
+            "steps_taken": steps_taken,
+            "steps_of_run": steps_of_run,
+            "global_batch_size": self.global_batch_size,
+            "num_samples": self.num_samples,
+        }
+        if self.num_samples is None:
+            position = steps.end(steps_taken)
+            own = {"num_samples": steps.num_samples, "num_steps": len(steps), "position": position}
+            fields |= own
+        return sealed(fields | order)
+
+    @property
+    def _kind(self) -> str:
+        return "order" if self.num_samples is not None else "batches"
 
     def read(self, state: object) -> dict[str, Any]:
         """Return ``state`` if a loader of this form can go on from it, or raise ValueError."""
         where = "BalancedLoader.load_state_dict(state=...)"
-        good = _checked(state, where, "order", _ORDERED)
+        num_samples, num_steps = self.num_samples, self.num_steps
+        good = _checked(state, where, self._kind, _BATCHED if num_samples is None else _ORDERED)
         size = good["global_batch_size"]
-        if size != self.global_batch_size:
+        if num_samples is None:  # the order alone says what a step has
+            num_samples, num_steps = good["num_samples"], good["num_steps"]
+        elif size != self.global_batch_size:
             raise invalid(
                 where,
                 f"be of the global batch size {self.global_batch_size}",
@@ -134,10 +162,11 @@ class OrderedForm:
                 f"With another number of ranks, give `Balancer({size})` and the loader a "
                 f"`batch_size` of that over the number of ranks, rounded up.",
             )
-        if good["num_samples"] != self.num_samples or good["steps_taken"] > self.num_steps:
+        is_beyond = good.get("position", 0) > num_samples or good["steps_taken"] > num_steps
+        if good["num_samples"] != num_samples or is_beyond:
             raise invalid(
                 where,
-                f"be of an epoch of {self.num_samples} samples in {self.num_steps} steps",
+                f"be of an epoch of {num_samples} samples in {num_steps} steps",
                 f"one of {good['num_samples']} samples after step {good['steps_taken']}",
                 "Give the loader the data set, sampler and `drop_last` of back then.",
             )

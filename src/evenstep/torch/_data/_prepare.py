@@ -113,7 +113,7 @@ def agreed_batch_size(given: int | None, loader: DataLoader[Any], world_size: in
                 "Balancer(global_batch_size=...)",
                 "be given with a `batch_sampler`, whose batches are then the global ones",
                 None,
-                "Name their size, over all workers.",
+                "Name their size, over all workers; about their mean where they differ.",
             )
         return given or 1  # the balanced loader refuses what is left, with the remedy
     implied = loader.batch_size * world_size

@@ -23,7 +23,8 @@ from ...._warning import warn
 from ....exceptions import invalid
 from .._protocols import Collectives
 from ..fetch._torch_loader import asked, fetch, seed_all
-from ._stated import SEEDED, length_of
+from ..order._samplers import length_of
+from ._stated import SEEDED
 
 _CHUNK = 1 << 20  # numbers that are looked at in one go
 _MOST_PARTS = 10_000  # of one sample; what follows is left out

@@ -21,7 +21,7 @@ from torch.utils.data import (
 )
 
 from ...._exchange._world_check import qualified
-from ..order._samplers import has_own_batches
+from ..order._samplers import has_own_batches, length_of
 
 _MOST_INDICES = 10_000_000
 _BY_SHUFFLE: dict[type, str] = {
@@ -82,14 +82,6 @@ def read_facts(loader: DataLoader[Any], *, stream: str | None = None) -> dict[st
     own = loader.batch_sampler if has_own_batches(loader) else None
     facts["`DataLoader(batch_sampler=...)`"] = "None" if own is None else qualified(type(own))
     return facts | (_sampler_facts(loader.sampler, length) if own is None else _batch_facts(own))
-
-
-def length_of(part: Any) -> int | None:
-    """Return the length of a data set or a sampler, where it knows one."""
-    try:
-        return len(part)
-    except Exception:  # of the user's own `__len__`, or of one that is none
-        return None
 
 
 def _shares(global_batch_size: int, world_size: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate
+from itertools import accumulate, count
 from typing import NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from ...._planner import Plan
 from ...._types import IntArray
 from ....claims._step_claims import Claim
 from ....exceptions import invalid
-from ....solve._apportion import cut
+from ....solve._apportion import cut, scaled
 from ....solve._deal import Deal
 from ._by_cost import Assigned, CostDeal
 
@@ -32,10 +32,45 @@ class StepSpan(NamedTuple):
     num_samples: int
 
 
-def spans_of(step: int, first: int, end: int, size: int) -> Iterator[StepSpan]:
-    """Yield the steps from ``step`` on, of ``size`` positions each from ``first`` to ``end``."""
-    for number, begin in enumerate(range(first, end, size), start=step):
-        yield StepSpan(number, begin, min(size, end - begin))
+@dataclass(frozen=True, slots=True, eq=False)
+class EpochSteps:
+    """Where the steps of an epoch end in its order.
+
+    Attributes:
+        num_samples: that are trained on, over all ranks.
+        size: samples of each step but a short last one, where ``ends`` does not say more.
+        ends: positions at which steps end, ``(len(self),)``; None where all have one size.
+    """
+
+    num_samples: int = 0
+    size: int = 1
+    ends: IntArray | None = None
+
+    @classmethod
+    def of_sizes(cls, sizes: IntArray) -> EpochSteps:
+        """Return steps of these numbers of samples."""
+        ends = np.cumsum(sizes)
+        return cls(int(ends[-1]), ends=ends)
+
+    def __len__(self) -> int:
+        """Return how many steps there are."""
+        return -(-self.num_samples // self.size) if self.ends is None else len(self.ends)
+
+    def end(self, num_steps: int) -> int:
+        """Return how many samples the first so many steps have; of more, all."""
+        if self.ends is None:
+            return min(num_steps * self.size, self.num_samples)
+        return int(self.ends[min(num_steps, len(self.ends)) - 1]) if num_steps else 0
+
+    def spans(self, step: int, taken: int) -> Iterator[StepSpan]:
+        """Yield the steps after the first ``taken``; the next one is ``step`` of the run."""
+        first = self.end(taken)
+        for number in count(taken + 1):
+            if first == self.num_samples:
+                return
+            end = self.end(number)
+            yield StepSpan(step + number - taken - 1, first, end - first)
+            first = end
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -230,7 +265,7 @@ class PlanBook:
         if entry.plan.costs is not None:
             return self._share_by_cost(entry.plan, span)
         is_full = span.num_samples == self._global_batch_size
-        share = entry.share if is_full else self._tail(entry.plan, span.num_samples)
+        share = entry.share if is_full else self._part(entry.plan, span.num_samples)
         if self.whole:
             return share
         num_samples, fewest = len(share.slots), 1
@@ -283,7 +318,7 @@ class PlanBook:
         """
         assert self._by_cost is not None
         plan = self._in_force(span).plan
-        sizes = plan.batch_size if span.num_samples == self._global_batch_size else None
+        sizes = self._sizes_of(plan, span.num_samples)
         share = self.share(span)
         assert share is not None
         parts = share.of_forwards() if len(share.slots) else []
@@ -292,8 +327,8 @@ class PlanBook:
     def open_step(self, span: StepSpan) -> DealtPlan | None:
         """Return what the claims of a step go by; None where no samples are up for claims.
 
-        In the short last step none are. With a device that runs ahead, a later plan comes while
-        the step is under way; what this returned stays.
+        In a step of another size than the global batch none are. With a device that runs ahead, a
+        later plan comes while the step is under way; what this returned stays.
         """
         entry = self._in_force(span)
         is_full = span.num_samples == self._global_batch_size
@@ -323,16 +358,19 @@ class PlanBook:
             )
         return np.array(plan.batch_size, np.int64)
 
-    def _tail(self, plan: Plan, num_samples: int) -> Share:
-        if plan.tail is None or sum(plan.tail) != num_samples:
-            raise invalid(
-                "Plan(tail=...)",
-                f"add up to the {num_samples} samples of the short last step",
-                plan.tail,
-                "Plan the tail as well, or set `DataLoader(drop_last=True)`.",
-            )
-        first = sum(plan.tail[: self._rank])
-        return _in_one_forward(np.arange(first, first + plan.tail[self._rank], dtype=np.int64))
+    def _part(self, plan: Plan, num_samples: int) -> Share:
+        """Return what this rank has of a step of another size than the global batch."""
+        sizes = self._sizes_of(plan, num_samples)
+        first = sum(sizes[: self._rank])
+        return _in_one_forward(np.arange(first, first + sizes[self._rank], dtype=np.int64))
+
+    def _sizes_of(self, plan: Plan, num_samples: int) -> tuple[int, ...]:
+        """Return how many samples of a step each rank has by count."""
+        for sizes in (plan.batch_size, plan.tail or ()):
+            if sum(sizes) == num_samples:
+                return sizes
+        most = plan.max_forward if self.whole and plan.costs is None else None
+        return tuple(scaled(num_samples, plan.batch_size, most).tolist())
 
 
 def _in_one_forward(slots: IntArray) -> Share:

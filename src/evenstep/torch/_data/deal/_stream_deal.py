@@ -11,7 +11,7 @@ import numpy as np
 from ...._planner import UNKNOWN, Cost, Plan, SampleCosts
 from ...._types import IntArray
 from ....exceptions import invalid
-from ....solve._apportion import in_proportion
+from ....solve._apportion import scaled
 from .._protocols import LoaderRanks
 from ._by_cost import Assigned, CostDeal
 
@@ -61,7 +61,7 @@ class SameStream:
         left = min(stocks[0].num_samples, self.global_batch_size)
         if left == self.global_batch_size:
             return tuple(batch_size)
-        return _one_each(in_proportion(left, batch_size), batch_size)
+        return tuple(scaled(left, batch_size).tolist())
 
     def passed(self, sizes: Sequence[int]) -> Sequence[int]:
         """Return by how many samples every rank's stream moves on in a step of these sizes."""
@@ -167,19 +167,6 @@ class OwnShards:
             "are the same on all: each sample would count once for every rank. Split the stream "
             "by `torch.distributed.get_rank()`, or prepare with `stream='same'`."
         )
-
-
-def _one_each(sizes: IntArray, batch_size: Sequence[int]) -> tuple[int, ...]:
-    """Return ``sizes`` with at least one for each rank that has samples in full steps.
-
-    They come from the largest shares. With fewer samples than such ranks, nothing changes.
-    """
-    due = np.minimum(batch_size, 1)
-    if sizes.sum() >= due.sum():
-        for rank in np.flatnonzero(sizes < due):
-            sizes[np.argmax(sizes)] -= 1
-            sizes[rank] = 1
-    return tuple(sizes.tolist())
 
 
 @final

@@ -12,6 +12,7 @@ from threading import Condition, RLock
 from time import perf_counter
 from typing import Any
 
+import numpy as np
 from torch.utils.data import DataLoader
 
 from ...._planner import Plan, Work
@@ -26,7 +27,7 @@ from .._step import (
     with_units,
 )
 from ..deal._by_cost import CostDeal, Indices, SeenLengths
-from ..deal._plans import PlanBook, StepSpan, spans_of
+from ..deal._plans import EpochSteps, PlanBook, StepSpan
 from ..deal._sample_keys import EpochKeys
 from ..fetch._prefetch import BatchSource, source_of
 from ..fetch._sources import Feed, FetchCounts, seeded
@@ -35,7 +36,6 @@ from ..order._global_order import (
     EpochOrder,
     GlobalOrder,
     LoopStart,
-    checked_num_steps,
     goes_on,
 )
 from ..order._samplers import tell_epoch
@@ -48,9 +48,10 @@ _MOST_STARTS = 8  # more epochs than a loop fetches ahead
 class BalancedLoader(AbstractStepLoader):
     r"""Hands out this rank's part of every global step, by the newest plan.
 
-    Step $k$ of an epoch trains on positions $[kB, (k+1)B)$ of one order, under any plan. A plan
-    only says which rank computes which of them. So every sample counts exactly once an epoch, and
-    the samples of a step depend neither on the plans nor on the number of ranks.
+    Step $k$ of an epoch trains on positions $[kB, (k+1)B)$ of one order, or on batch $k$ of a
+    ``batch_sampler``, under any plan. A plan only says which rank computes which of them. So every
+    sample counts exactly once an epoch, and the samples of a step depend neither on the plans nor
+    on the number of ranks. A step that has not $B$ samples is divided in proportion to the plan.
 
     Your loader is kept: data set, sampler (on rank 0, for all ranks), ``collate_fn``, loader
     workers and their settings. Two things differ. The samples of a rank are in the order of their
@@ -71,9 +72,6 @@ class BalancedLoader(AbstractStepLoader):
         block_size: indices of the order that are drawn at a time, the same on all ranks; None
             chooses a number.
 
-    Attributes:
-        num_samples: samples of an epoch that are trained on, over all ranks.
-
     Raises:
         ValueError: the loader cannot be balanced; the message names the remedy.
     """
@@ -89,9 +87,9 @@ class BalancedLoader(AbstractStepLoader):
         self._order = GlobalOrder(
             loader, ranks, ranks.share, global_batch_size=self._size, block_size=block_size
         )
-        self._num_steps = checked_num_steps(self._order.num_samples, self._size, loader.drop_last)
-        self.num_samples = min(self._order.num_samples, self._num_steps * self._size)
-        self._form = OrderedForm(self._size, self._order.num_samples, self._num_steps)
+        own_batches = self._order.batches is not None
+        num_samples = None if own_batches else self._order.num_samples
+        self._form = OrderedForm(self._size, num_samples, len(self._order.steps))
         self._starts: deque[LoopStart] = deque(maxlen=_MOST_STARTS)
 
         self._lock = RLock()  # plans come from any thread
@@ -123,8 +121,21 @@ class BalancedLoader(AbstractStepLoader):
         return self._order.sampler
 
     @property
+    def num_samples(self) -> int:
+        """Samples of an epoch that are trained on, over all ranks.
+
+        Of a batch sampler other than torch's own, those of the newest epoch.
+        """
+        own_batches = self._order.batches is not None
+        return (self._at.steps if own_batches else self._order.steps).num_samples
+
+    @property
+    def is_fixed(self) -> bool:
+        return self._order.batches is None
+
+    @property
     def tail_batch_size(self) -> int | None:
-        return self.num_samples % self._size or None
+        return self._order.steps.num_samples % self._size or None
 
     @property
     def fetch_counts(self) -> FetchCounts:
@@ -134,7 +145,7 @@ class BalancedLoader(AbstractStepLoader):
     def __len__(self) -> int:
         if self._order.is_endless:
             raise TypeError(f"a loader over an endless {type(self.sampler).__name__} has no length")
-        return self._num_steps
+        return len(self._order.steps if self.is_fixed else self._loader)
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on to the sampler if it wants to know; others reshuffle by themselves."""
@@ -150,13 +161,8 @@ class BalancedLoader(AbstractStepLoader):
             ValueError: the epoch has no step after so many, or a state was loaded that says
                 where to begin.
         """
-        if not 0 <= num_steps < self._num_steps:
-            raise invalid(
-                "BalancedLoader.skip(num_steps=...)",
-                f"be at least 0 and less than the epoch's {self._num_steps} steps",
-                num_steps,
-                "Count the steps of one epoch only.",
-            )
+        if self.is_fixed or num_steps < 0:
+            _check_skipped(num_steps, self._order.steps)
         if self._resume is not None:
             raise _both_ways()
         self._num_skipped = num_steps
@@ -179,9 +185,10 @@ class BalancedLoader(AbstractStepLoader):
         at, step, starts = self._at, self._context.session.steps.next_unused, tuple(self._starts)
         if step is None:
             step = starts[0].step if starts else self._context.count.value
-        at, taken = goes_on(step, at, starts, num_steps=self._num_steps)
+        at, taken = goes_on(step, at, starts)
         state = self._form.write(
-            at.state(taken * self._size),
+            at.state(at.steps.end(taken)),
+            at.steps,
             epochs_begun=at.number,
             steps_taken=taken,
             steps_of_run=step,
@@ -205,7 +212,10 @@ class BalancedLoader(AbstractStepLoader):
         if resume is not None:
             at = EpochOrder(number=resume["epochs_begun"], steps_taken=resume["steps_taken"])
             resume = resume if resume["order"] else None  # it was written before the first epoch
-        finished = at.steps_taken == self._num_steps
+        num_steps, position = len(self._order.steps), self._order.steps.end(at.steps_taken)
+        if resume is not None and not self.is_fixed:
+            num_steps, position = resume["num_steps"], resume["position"]
+        finished = at.steps_taken == num_steps
         # Opening draws from the sampler's generator: once an epoch, or once a run if workers
         # persist. After a finished epoch, the former is the next one's.
         late = resume is not None and finished and not self._loader.persistent_workers
@@ -214,7 +224,7 @@ class BalancedLoader(AbstractStepLoader):
         if resume is not None:
             again = self._order.redraw(
                 resume["order"],
-                at.steps_taken * self._size,
+                position,
                 fingerprint=resume["fingerprint"],
                 num_fingerprinted=resume["num_fingerprinted"],
                 finished=finished,
@@ -226,14 +236,18 @@ class BalancedLoader(AbstractStepLoader):
             self._source.open()
         skipped, self._num_skipped = self._num_skipped, 0
         order = self._order.draw()
+        _check_skipped(skipped, order.steps)
         order.number, order.steps_taken = at.number + 1, skipped
         return order
 
     def _read_on(self) -> None:
         taken = self._at.steps_taken
         self._starts.append(LoopStart(self._loops.next_step, self._at, taken))
-        if taken < self._num_steps:
-            self._draw(taken * self._size)
+        steps = self._at.steps
+        if steps.ends is not None:
+            self._context.check_sizes(np.diff(steps.ends, prepend=0), self._whole)
+        if taken < len(steps):
+            self._draw(taken)
         indices_of: Indices = self._at.blocks.indices
         self._book.whole, self._book.equal_forwards = self._whole, self._equal_forwards()
         if self._by_cost is not None:
@@ -262,18 +276,17 @@ class BalancedLoader(AbstractStepLoader):
     def _spans(self, taken: int) -> Iterator[StepSpan]:
         """Return the steps of the epoch after so many."""
         step = self._loops.next_step + taken - self._at.steps_taken
-        return spans_of(step, taken * self._size, self.num_samples, self._size)
+        return self._at.steps.spans(step, taken)
 
-    def _draw(self, first: int) -> None:
-        """Draw the order past the step that begins at a position, and forget what is before it."""
-        self._at.advance(first, first + 2 * self._size)
+    def _draw(self, taken: int) -> None:
+        """Draw the order past the step after so many, and forget what is before it."""
+        steps = self._at.steps
+        self._at.advance(steps.end(taken), steps.end(taken + 2))
 
     def _next(self) -> Step | MicroBatch | None:
-        step, first = self._loops.next_step, self._at.steps_taken * self._size
-        num_samples = min(self._size, self.num_samples - first)
-        if num_samples <= 0:
+        if (span := next(self._spans(self._at.steps_taken), None)) is None:
             return None
-        span = StepSpan(step, first, num_samples)
+        step, first, num_samples = span
         plan = self._plan()
         parts, feed, data_s = self._fetched(span, plan)
         work, units, keys_of = None, None, None
@@ -305,8 +318,9 @@ class BalancedLoader(AbstractStepLoader):
     def _fetched(self, span: StepSpan, plan: Plan) -> tuple[list[MicroBatch], Feed, float]:
         """Return the batches that a step begins with, its further ones, and what the wait took."""
         began_s = perf_counter()
-        if span.first + 2 * self._size > self._at.drawn:
-            self._draw(span.first)
+        taken = self._at.steps_taken
+        if self._at.steps.end(taken + 2) > self._at.drawn:
+            self._draw(taken)
         if self._problem is not None or self._book.only is not plan:
             self._put_into_force(plan, span.step)
         parts, feed = self._source.take(span)
@@ -352,6 +366,16 @@ class BalancedLoader(AbstractStepLoader):
                     self._source.replan()
             except Exception as error:  # raised at the next plan point, where it can be seen
                 self._problem = error
+
+
+def _check_skipped(num_steps: int, steps: EpochSteps) -> None:
+    if not 0 <= num_steps < len(steps):
+        raise invalid(
+            "BalancedLoader.skip(num_steps=...)",
+            f"be at least 0 and less than the epoch's {len(steps)} steps",
+            num_steps,
+            "Count the steps of one epoch only.",
+        )
 
 
 def _both_ways() -> ValueError:

@@ -12,6 +12,7 @@ from torch.utils.data import DataLoader
 
 from ...._diagnosis import Phase
 from ...._planner import Cost, Plan, SampleCosts
+from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import ANEW, LoaderRanks, LoaderSession, MicroBatch, StepStart
 from .._step import Attempts, Portions, Step, StepCount, check_probed
@@ -76,6 +77,8 @@ class StepContext:
         equal_forwards: tells whether all ranks make as many forwards.
         sample_seed: of what samples draw by their places; None where ranks draw their own.
         number: of the loader, in the order of ``prepare``.
+        check_sizes: raises where steps of such sizes, in one forward on each rank or not, are more
+            than the run can do. Asked where a batch sampler tells the sizes.
     """
 
     ranks: LoaderRanks
@@ -88,6 +91,7 @@ class StepContext:
     equal_forwards: Callable[[], bool] = bool
     sample_seed: int | None = None
     number: int = 0
+    check_sizes: Callable[[IntArray, bool], None] = lambda sizes, whole: None
 
 
 class AbstractStepLoader(AbstractLoader):
@@ -113,6 +117,11 @@ class AbstractStepLoader(AbstractLoader):
     def __init__(self, loader: DataLoader[Any], context: StepContext, at: Any) -> None:
         self._loader, self._context, self._at = loader, context, at
         self._loops = Loops(context.session)
+
+    @property
+    def is_fixed(self) -> bool:
+        """Whether all steps but a short last one have as many samples."""
+        return True
 
     @property
     def tail_batch_size(self) -> int | None:

@@ -260,7 +260,7 @@ def blocks_of(sampler: Iterable[Any], num_samples: int, block_size: int) -> Iter
         # To its very end, as torch's loader does: some draw from their generator there.
         if end == num_samples and next(indices, _END) is not _END:
             raise _miscounted(sampler, num_samples, "more")
-        yield _integers(drawn)
+        yield integers(drawn)
 
 
 def _taken_apart(sampler: Any, num_samples: int, block_size: int) -> Iterator[IntArray]:
@@ -275,7 +275,8 @@ def _taken_apart(sampler: Any, num_samples: int, block_size: int) -> Iterator[In
         yield np.arange(first, end) if order is None else order[first:end].numpy().copy()
 
 
-def _integers(drawn: list[Any]) -> IntArray:
+def integers(drawn: list[Any]) -> IntArray:
+    """Return the indices of a sampler as an array, or raise for what is none."""
     try:
         return np.array([operator.index(index) for index in drawn], np.int64)
     except TypeError:

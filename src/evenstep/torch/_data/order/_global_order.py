@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import chain
@@ -16,8 +16,9 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import ANEW, RankGroup, ShareInts
-from ._drawing import Chance, Draws, OrderBlocks, blocks_of
-from ._samplers import GlobalBatches, check_order, has_own_batches
+from ..deal._plans import EpochSteps
+from ._drawing import Chance, Draws, OrderBlocks, blocks_of, integers
+from ._samplers import GlobalBatches, check_order, has_own_batches, length_of
 
 _LEAST_BLOCK = 1 << 14
 _BLOCK_STEPS = 64  # more than loader workers fetch ahead
@@ -46,6 +47,7 @@ class EpochOrder:
         drawn: up to where it has been drawn with a block beyond, as far as was asked for.
         number: of the epoch, from 1; 0 before the first.
         steps_taken: of it, handed out.
+        steps: where they end.
     """
 
     before: list[int] = field(default_factory=list)
@@ -58,6 +60,7 @@ class EpochOrder:
     drawn: int = 0
     number: int = 0
     steps_taken: int = 0
+    steps: EpochSteps = field(default_factory=EpochSteps)
 
     def advance(self, position: int, end: int) -> None:
         """Draw the order up to ``end`` and a block beyond, and forget what is before ``position``.
@@ -96,7 +99,7 @@ class GlobalOrder:
     of any length. A ``DistributedSampler`` is taken apart: its ``shuffle``, ``seed`` and epoch
     count, its sharding does not, so nothing is repeated to fill up ranks, and its ``drop_last``,
     which avoids just that, has nothing to drop. A ``batch_sampler`` is taken for one of global
-    batches.
+    batches; one that is not torch's own is drawn as a whole, as only it knows their sizes.
 
     An order can be drawn again if the sampler draws from torch alone: the states of torch's
     generator and of the sampler's own are kept from before the draw. Of any other source of
@@ -113,8 +116,11 @@ class GlobalOrder:
 
     Attributes:
         sampler: what yields the order.
+        batches: the same, if it is a batch sampler that is drawn as a whole; else None.
         is_endless: whether the sampler has no length: then it has to go on for ever.
-        num_samples: indices in every epoch; of an endless one, more than a run trains on.
+        num_samples: indices in every epoch; of an endless one, or one that is drawn as a whole,
+            more than a run trains on.
+        steps: where those of every epoch end, but of one that is drawn as a whole.
 
     Raises:
         ValueError: the loader cannot be given a global order; the message names the remedy.
@@ -131,13 +137,19 @@ class GlobalOrder:
     ) -> None:
         check_order(loader, ranks.world_size, batches=global_batch_size is not None)
         self.sampler: Iterable[Any] = loader.sampler
+        self.batches: GlobalBatches | None = None
         if global_batch_size is not None and has_own_batches(loader):
-            self.sampler = GlobalBatches(loader.batch_sampler, global_batch_size)  # type: ignore[arg-type]
+            self.sampler = own = GlobalBatches(loader.batch_sampler, global_batch_size)  # type: ignore[arg-type]
+            self.batches = None if own.is_torchs else own
         self._is_root = ranks.rank == 0
         self._share = share
         self.is_endless = not hasattr(self.sampler, "__len__")
         self._unit = global_batch_size or 1
-        self.num_samples = _length(self.sampler, self._unit)
+        self._most_batches = length_of(loader.dataset) or 0
+        self.num_samples = self._length()
+        self.steps = EpochSteps()
+        if global_batch_size is not None and self.batches is None:
+            self.steps = _steps_of(self.num_samples, global_batch_size, loader.drop_last)
         steps = self.num_samples if global_batch_size is None else _BLOCK_STEPS * global_batch_size
         self._block_size = block_size or max(steps, _LEAST_BLOCK)
         self._chance = Chance(self.sampler)
@@ -149,7 +161,7 @@ class GlobalOrder:
         Raises:
             ValueError: it has another length than the one before.
         """
-        if (length := _length(self.sampler, self._unit)) != self.num_samples:
+        if (length := self._length()) != self.num_samples:
             raise invalid(
                 "DataLoader(...)",
                 f"keep the samples of an epoch that it was prepared with, {self.num_samples}",
@@ -161,7 +173,16 @@ class GlobalOrder:
             torch.empty((), dtype=torch.int64, device="cpu").random_()
         if isinstance(self.sampler, Draws):
             return self._begin_draws(self.sampler)
-        return self._begin(self._drawn(), lambda: [0, 0, *self._chance.written()])
+        drawn = self._drawn()
+        kept: list[IntArray] = []
+
+        def begin() -> list[int]:
+            before = self._chance.written()
+            if self.batches is not None:
+                kept.append(next(drawn))  # which tells their sizes
+            return [0, 0, *before]
+
+        return self._begin(chain(kept, drawn), begin)
 
     def redraw(
         self,
@@ -190,7 +211,8 @@ class GlobalOrder:
             told = getattr(self.sampler, "epoch", None)
             self._chance.restore(before)
             first = min(position, self.num_samples) // self._block_size * self._block_size
-            until = max(first, self.num_samples if finished else num_fingerprinted)
+            is_whole = finished and self.batches is None  # else it is drawn as one
+            until = max(first, self.num_samples if is_whole else num_fingerprinted)
             end = found = checksum = 0
             while end < until:
                 block = next(drawn)
@@ -222,11 +244,28 @@ class GlobalOrder:
         """Begin an order on all ranks as ``begin`` does on rank 0; ``keyed`` if of ``Draws``."""
         self._num_drawn += 1
         agree = partial(self._agree, self._num_drawn)
-        # The states go along so that any rank can write the checkpoint.
-        first, checksum, *before = agree(-1, lambda: np.array(begin(), np.int64)).tolist()
-        blocks = OrderBlocks(first, checksum)
-        key = checksum if keyed else None
-        return EpochOrder(before, self.num_samples, self._block_size, agree, drawing, blocks, key)
+
+        def message() -> IntArray:
+            begun, sizes = begin(), self.batches.sizes if self.batches is not None else []
+            # The states go along so that any rank can write the checkpoint.
+            return np.array([len(sizes), *sizes, *begun], np.int64)
+
+        num_sizes, *rest = agree(-1, message).tolist()
+        first, checksum, *before = rest[num_sizes:]
+        steps, num_samples = self.steps, self.num_samples
+        if self.batches is not None:
+            steps = EpochSteps.of_sizes(np.array(rest[:num_sizes], np.int64))
+            num_samples = steps.num_samples
+        return EpochOrder(
+            before,
+            num_samples,
+            self._block_size,
+            agree,
+            drawing,
+            OrderBlocks(first, checksum),
+            checksum if keyed else None,
+            steps=steps,
+        )
 
     def _begin_draws(
         self, draws: Draws, before: list[int] | None = None, position: int = 0, key: int = 0
@@ -250,11 +289,25 @@ class GlobalOrder:
 
     def _drawn(self, *, again: bool = False) -> Iterator[IntArray]:
         """On rank 0: yield the blocks of an epoch."""
+        if self.batches is not None:
+            with self._chance.block(begins=True, again=again):
+                indices = integers(self.batches.draw(self._most_batches))
+            for first in range(0, len(indices), self._block_size):
+                yield indices[first : first + self._block_size]
+            return
         blocks = blocks_of(self.sampler, self.num_samples, self._block_size)
         for first in range(0, self.num_samples, self._block_size):
             with self._chance.block(begins=first == 0, again=again):
                 block = next(blocks)
             yield block
+
+    def _length(self) -> int:
+        """Return the indices of an epoch, of a whole ``DistributedSampler`` too; or of no end."""
+        if isinstance(self.sampler, DistributedSampler):
+            return len(self.sampler.dataset)  # type: ignore[arg-type]
+        if self.batches is None and isinstance(self.sampler, Sized):
+            return len(self.sampler)
+        return _ENDLESS // self._unit * self._unit
 
     def _agree(self, order: int, number: int, make: Callable[[], IntArray]) -> IntArray:
         """Make a message on rank 0 and return it on all ranks, or raise on all of them."""
@@ -285,7 +338,7 @@ def _check_same(found: int, fingerprint: int) -> None:
         )
 
 
-def checked_num_steps(num_samples: int, global_batch_size: int, drop_last: bool) -> int:
+def _steps_of(num_samples: int, global_batch_size: int, drop_last: bool) -> EpochSteps:
     """Return the steps of an epoch, of which there has to be one."""
     full, rest = divmod(num_samples, global_batch_size)
     num_steps = full + (rest > 0 and not drop_last)
@@ -299,7 +352,7 @@ def checked_num_steps(num_samples: int, global_batch_size: int, drop_last: bool)
             if num_samples
             else "Give it a data set that is not empty.",
         )
-    return num_steps
+    return EpochSteps(min(num_samples, num_steps * global_batch_size), global_batch_size)
 
 
 def _draws_a_seed(sampler: object) -> bool:
@@ -307,15 +360,6 @@ def _draws_a_seed(sampler: object) -> bool:
     inner = sampler.sampler if isinstance(sampler, GlobalBatches) else sampler
     kind = type(inner)
     return (kind is RandomSampler or kind is Draws) and getattr(inner, "generator", None) is None
-
-
-def _length(sampler: Any, global_batch_size: int) -> int:
-    """Return the indices of an epoch: of a whole ``DistributedSampler``, of steps without end."""
-    if isinstance(sampler, DistributedSampler):
-        return len(sampler.dataset)  # type: ignore[arg-type]
-    if hasattr(sampler, "__len__"):
-        return len(sampler)
-    return _ENDLESS // global_batch_size * global_batch_size
 
 
 class LoopStart(NamedTuple):
@@ -332,9 +376,7 @@ class LoopStart(NamedTuple):
     steps_taken: int
 
 
-def goes_on(
-    step: int, at: EpochOrder, starts: Sequence[LoopStart], *, num_steps: int
-) -> tuple[EpochOrder, int]:
+def goes_on(step: int, at: EpochOrder, starts: Sequence[LoopStart]) -> tuple[EpochOrder, int]:
     """Return the epoch that a run goes on with, and how many of its steps are done with.
 
     A loop that fetches ahead may have begun the next epoch before it used all of the last one.
@@ -342,14 +384,14 @@ def goes_on(
     Args:
         step: the first one of the run that was handed out and not used, else the next one.
         at: the newest epoch.
-        starts: of the newest loops, in their order.
-        num_steps: of an epoch; one of fewer that others follow was broken off, and is over.
+        starts: of the newest loops, in their order. An epoch whose steps were not all taken, and
+            that others follow, was broken off, and is over.
     """
     taken = at.steps_taken  # before it is looked for: another thread may hand out meanwhile
     ends = [*(start.step for start in starts[1:]), step + 1]
     for (first, epoch, before), end in zip(starts, ends, strict=False):
         place = before + max(step - first, 0)
-        is_meant = epoch is at or (first < step and epoch.steps_taken == num_steps)
+        is_meant = epoch is at or (first < step and epoch.steps_taken == len(epoch.steps))
         if is_meant and step < end and place < epoch.steps_taken:
             return epoch, place
     return at, taken

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from itertools import chain, islice
 from typing import Any
 
 import torch
@@ -14,23 +15,33 @@ from ....exceptions import invalid
 class GlobalBatches:
     """A batch sampler as the sampler of one order, whose steps are its batches.
 
-    Step $k$ trains on batch $k$, whatever the plan: so a batch sampler that groups, by length
-    say, groups global batches. All have to have the size of the global batch, as steps are cut
-    from the order by counting; torch's own ``BatchSampler`` may end with a shorter one.
+    Step $k$ trains on batch $k$, whatever the plan: so a batch sampler that groups, by length or
+    up to so many tokens, groups global batches. They may have any sizes. Torch's own
+    ``BatchSampler`` has one size, which is that of the global batch; of any other, the batches of
+    an epoch are drawn at its begin.
 
     Args:
-        batches: the user's, with a length.
-        global_batch_size: samples of a full step.
+        batches: the user's.
+        global_batch_size: samples of a step that plans are made for.
+
+    Attributes:
+        sizes: of the batches of the newest epoch, where they were drawn; else empty.
 
     Raises:
-        ValueError: it shards, has no length, or makes batches of another size.
+        ValueError: it shards, or is torch's own with batches of another size.
     """
 
     def __init__(self, batches: Iterable[Any], global_batch_size: int) -> None:
         self.sampler = getattr(batches, "sampler", None)
+        self.sizes: list[int] = []
         self._batches = batches
         self._size = global_batch_size
         self._check()
+
+    @property
+    def is_torchs(self) -> bool:
+        """Whether it is torch's own, all of whose batches but the last have one size."""
+        return type(self._batches) is BatchSampler
 
     @property
     def generator(self) -> torch.Generator | None:
@@ -50,29 +61,44 @@ class GlobalBatches:
         tell_epoch(self.sampler, epoch)
 
     def __len__(self) -> int:
-        """Return the samples of an epoch."""
-        if type(self._batches) is BatchSampler and not self._batches.drop_last:
-            return len(self.sampler)  # type: ignore[arg-type]
-        return self._size * len(self._batches)  # type: ignore[arg-type]
+        """Return the samples of an epoch of torch's own batches."""
+        if self._batches.drop_last:  # type: ignore[attr-defined]
+            return self._size * len(self._batches)  # type: ignore[arg-type]
+        return len(self.sampler)  # type: ignore[arg-type]
 
     def __iter__(self) -> Iterator[Any]:
-        left = len(self)
-        for number, batch in enumerate(self._batches):
-            indices = list(batch)
-            wanted = min(left, self._size)
-            if len(indices) != wanted:
-                raise invalid(
-                    "DataLoader(batch_sampler=...)",
-                    f"yield global batches of {self._size} samples each",
-                    f"{len(indices)} in batch {number}",
-                    "Give `Balancer(global_batch_size=...)` their size; drop or fill up those of "
-                    "another one. If they differ by design, as packs of so many tokens do, make "
-                    "a data set of the packs, `[[dataset[i] for i in batch] for batch in ...]`, "
-                    "and use `DataLoader(packs, batch_size=..., collate_fn=...)`; or leave packing "
-                    "out and use `Balancer(cost=Cost(lengths, max_size=...))`.",
-                )
-            left -= wanted
-            yield from indices
+        return chain.from_iterable(self._batches)
+
+    def draw(self, most: int) -> list[Any]:
+        """Return the indices of the next epoch, and keep the ``sizes`` of its batches.
+
+        Args:
+            most: batches, should it have no length; one that goes on longer may never end.
+
+        Raises:
+            ValueError: it yields no batch, an empty one, or far more than its length says.
+        """
+        known = length_of(self._batches)
+        most = most if known is None else 2 * max(known, 1)
+        drawn = [list(batch) for batch in islice(self._batches, most + 1)]
+        self.sizes = [len(batch) for batch in drawn]
+        if not drawn or 0 in self.sizes:
+            found = f"an empty one as batch {self.sizes.index(0)}" if drawn else "no batch"
+            raise invalid(
+                "DataLoader(batch_sampler=...)",
+                "yield batches of at least one sample each, and one of them or more",
+                found,
+                "Make it iterable in every epoch, and leave out batches without samples.",
+            )
+        if len(drawn) > most:
+            raise invalid(
+                "DataLoader(batch_sampler=...)",
+                "come to an end, as the batches of an epoch are drawn at its begin",
+                f"more than {most} batches of a {type(self._batches).__name__} "
+                + ("without a length" if known is None else f"of length {known}"),
+                "Give it a `__len__` that returns about how many batches it yields an epoch.",
+            )
+        return list(chain.from_iterable(drawn))
 
     def _check(self) -> None:
         name = type(self._batches).__name__
@@ -83,21 +109,22 @@ class GlobalBatches:
                 f"{name} over a DistributedSampler, which shards",
                 "Give it a sampler that does not shard, and batches of the global size.",
             )
-        if not hasattr(self._batches, "__len__"):
-            raise invalid(
-                "DataLoader(batch_sampler=...)",
-                "have a length",
-                name,
-                "Give it a `__len__` that returns how many batches it yields an epoch.",
-            )
-        if type(self._batches) is BatchSampler and self._batches.batch_size != self._size:
+        if self.is_torchs and self._batches.batch_size != self._size:  # type: ignore[attr-defined]
             raise invalid(
                 "DataLoader(batch_sampler=...)",
                 f"yield global batches of {self._size} samples each",
-                f"batches of {self._batches.batch_size}",
+                f"batches of {self._batches.batch_size}",  # type: ignore[attr-defined]
                 "Give `Balancer(global_batch_size=...)` their size, or leave the batches to "
                 "`DataLoader(batch_size=..., sampler=...)`.",
             )
+
+
+def length_of(part: Any) -> int | None:
+    """Return the length of a data set or a sampler, where it knows one."""
+    try:
+        return len(part)
+    except Exception:  # of the user's own `__len__`, or of one that is none
+        return None
 
 
 def tell_epoch(part: Any, epoch: int) -> None:
