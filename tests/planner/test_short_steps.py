@@ -379,3 +379,11 @@ def test_equal_workers_keep_the_equal_split_in_steps_of_any_size(heavy, seed):
     sizes = run_uneven(np.full(3, 2e-3), HEAVY[heavy], np.random.default_rng(seed))
 
     assert sizes == (32, 32, 32)
+
+
+@pytest.mark.parametrize(("varies", "caps"), [(True, (40, 90, 200)), (False, None)])
+def test_plans_for_steps_of_any_size_hold_the_caps_of_plain_loops(varies, caps):
+    """For steps that are larger; those of the planned size keep to them anyway."""
+    job = Job(3, 96, bounds=Bounds(max=(40, 90, 200)), varies=varies)
+
+    assert Planner(Equal(), job).plan.max_forward == caps

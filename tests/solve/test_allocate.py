@@ -386,6 +386,7 @@ def test_a_scaled_plan_keeps_the_slowest_rank_short():
     """Of ranks at speeds 1:7, of 9 samples the slow one gets 1, in whose time the other does 7."""
     assert scaled(9, (3, 21)).tolist() == [1, 8]
     assert scaled(2, (1, 1, 22)).tolist() == [1, 0, 1]
+    assert scaled(4, (40, 1, 1)).tolist() == [2, 1, 1]
 
 
 @given(st.integers(1, 400), st.integers(1, 60), st.integers(1, 20))

@@ -96,7 +96,7 @@ LOADERS = {
     "shuffled": lambda: DataLoader(range(13), 2, shuffle=True),
     "loader workers": lambda: DataLoader(range(13), 2, shuffle=True, num_workers=2),
     "a sampler": lambda: DataLoader(range(13), 2, sampler=Reversed()),
-    "batches": lambda: DataLoader(range(12), batch_sampler=[[0, 1, 2, 3], [4, 5, 6, 7]]),
+    "batches": lambda: DataLoader(range(12), batch_sampler=[[0, 1, 2, 3], [4, 5, 6], [7]]),
     "sharded already": lambda: DataLoader(range(13), 2, sampler=DistributedSampler(range(13))),
     "the same stream": lambda: DataLoader(Numbers(), 2),
     "without end": lambda: DataLoader(

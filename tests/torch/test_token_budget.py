@@ -146,6 +146,29 @@ def test_an_epoch_of_batches_goes_on_at_any_step(taken):
     assert seen == expected
 
 
+def test_a_batch_beyond_the_planned_size_keeps_to_the_caps():
+    """In one forward on each rank; what is over the cap of one, another one takes."""
+    ranks = Ranks(
+        lambda rank: DataLoader(Items(50), batch_sampler=[range(40), range(40, 50)]),
+        FixedPlan(10, 10, 10, max_forward=(12, 60, 9)),
+        world_size=3,
+        size=30,
+    )
+
+    assert [[len(part) for part in step] for step in ranks.counted()] == [[12, 19, 9], [4, 3, 3]]
+
+
+def test_steps_that_are_skipped_are_counted_when_batches_are_known():
+    """Those are drawn at the begin of the epoch."""
+    loader = one_rank(DataLoader(Items(9), batch_sampler=[[0], [1, 2]]), FixedPlan(2), size=2)
+    loader.skip(1)
+    assert [batch[0].tolist() for batch in loader] == [[1, 2]]
+
+    loader.skip(2)
+    with pytest.raises(ValueError, match="less than the epoch's 2 steps, got 2"):
+        next(iter(loader))
+
+
 def test_a_state_of_batches_fits_no_other_order():
     """Which cuts its steps by counting."""
     batches = one_rank(DataLoader(Items(9), batch_sampler=[[0], [1, 2]]), FixedPlan(2), size=2)

@@ -23,8 +23,9 @@ class UnevenSteps:
     is applied to every step in proportion, so only how ranks compare within one is of use: a batch
     of a thousand short samples and one of ten long ones say the same of two ranks.
 
-    Fixed costs of a step are seen as part of the samples' costs, so a plan is as good as it can be
-    for one split only if these are small, or batches of about one size.
+    Right where a step takes about as long as its samples: fixed costs are seen as a part of what
+    samples cost. In small steps that is most of it, so those of less than a quarter of the planned
+    samples are left out; and those in which a rank has none.
     """
 
     def __init__(self) -> None:
@@ -35,7 +36,7 @@ class UnevenSteps:
     ) -> Sequence[Report]:
         """Return the reports of a step at the planned ``sizes``.
 
-        None at all where a rank of the plan had no samples, so that nothing is known of it.
+        None at all where the step says too little.
 
         Args:
             reports: one from each rank, in order, that can be planned by.
@@ -44,9 +45,9 @@ class UnevenSteps:
         """
         counts = np.array([report.batch_size for report in reports])
         planned = np.array(sizes)
-        if ((counts > 0) != (planned > 0)).any():
-            return ()
         ran = planned > 0
+        if ((counts > 0) != ran).any() or 4 * counts.sum() < planned.sum():
+            return ()
         took_s = np.array([report.compute_s for report in reports])
         each = np.log(np.where(ran, took_s / np.maximum(counts, 1), np.nan))
         usual = each if self._usual is None else np.where(np.isnan(self._usual), each, self._usual)
