@@ -146,16 +146,24 @@ def test_an_epoch_of_batches_goes_on_at_any_step(taken):
     assert seen == expected
 
 
-def test_a_batch_beyond_the_planned_size_keeps_to_the_caps():
-    """In one forward on each rank; what is over the cap of one, another one takes."""
+def test_a_batch_beyond_the_planned_size_keeps_to_the_caps(caplog):
+    """In one forward on each rank; what is over the cap of one, another one takes.
+
+    Where caps that were measured leave no way, the run goes on, and says so once.
+    """
+    batches = [range(40), range(10), range(90), range(99)]
     ranks = Ranks(
-        lambda rank: DataLoader(Items(50), batch_sampler=[range(40), range(40, 50)]),
+        lambda rank: DataLoader(Items(99), batch_sampler=batches),
         FixedPlan(10, 10, 10, max_forward=(12, 60, 9)),
         world_size=3,
         size=30,
     )
 
-    assert [[len(part) for part in step] for step in ranks.counted()] == [[12, 19, 9], [4, 3, 3]]
+    sizes = [[len(part) for part in step] for step in ranks.counted()]
+    assert sizes == [[12, 19, 9], [4, 3, 3], [30, 30, 30], [33, 33, 33]]
+    said = [one.getMessage() for one in caplog.records]
+    assert len(said) == len(ranks.loaders)
+    assert "90 samples, and 81 are known to fit" in said[0]
 
 
 def test_steps_that_are_skipped_are_counted_when_batches_are_known():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, count
@@ -16,6 +17,8 @@ from ....exceptions import invalid
 from ....solve._apportion import cut, scaled
 from ....solve._deal import Deal
 from ._by_cost import Assigned, CostDeal
+
+_LOGGER = logging.getLogger("evenstep")
 
 
 class StepSpan(NamedTuple):
@@ -205,6 +208,7 @@ class PlanBook:
         self.only: Plan | None = None
         self.whole, self.equal_forwards = True, False
         self._early: list[Plan] = []
+        self._has_told = False
 
     def on_plan(self, plan: Plan, *, now: int = 0) -> bool:
         """Take in a plan for the steps ahead; return whether it was new and put to use.
@@ -370,6 +374,13 @@ class PlanBook:
             if sum(sizes) == num_samples:
                 return sizes
         most = plan.max_forward if self.whole and plan.costs is None else None
+        if most is not None and sum(most) < num_samples and not self._has_told:
+            self._has_told = True
+            text = (
+                "A batch has %d samples, and %d are known to fit into one forward of each rank. %s"
+            )
+            remedy = "A loop over `loader.steps()` takes a rank's part in several forwards."
+            _LOGGER.warning(text, num_samples, sum(most), remedy)
         return tuple(scaled(num_samples, plan.batch_size, most).tolist())
 
 
