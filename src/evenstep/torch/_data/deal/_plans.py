@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
-from itertools import accumulate, count
+from itertools import accumulate
 from typing import NamedTuple
 
 import numpy as np
@@ -65,15 +65,21 @@ class EpochSteps:
             return min(num_steps * self.size, self.num_samples)
         return int(self.ends[min(num_steps, len(self.ends)) - 1]) if num_steps else 0
 
+    def span(self, step: int, taken: int) -> StepSpan | None:
+        """Return the step after the first ``taken``, which is ``step`` of the run; None if none."""
+        if self.ends is None:
+            first = taken * self.size
+            num_samples = min(self.size, self.num_samples - first)
+        else:  # without the method: it is called in every step
+            first = int(self.ends[taken - 1]) if taken else 0
+            num_samples = int(self.ends[taken]) - first if taken < len(self.ends) else 0
+        return StepSpan(step, first, num_samples) if num_samples > 0 else None
+
     def spans(self, step: int, taken: int) -> Iterator[StepSpan]:
-        """Yield the steps after the first ``taken``; the next one is ``step`` of the run."""
-        first = self.end(taken)
-        for number in count(taken + 1):
-            if first == self.num_samples:
-                return
-            end = self.end(number)
-            yield StepSpan(step + number - taken - 1, first, end - first)
-            first = end
+        """Yield that step and all after it."""
+        while (span := self.span(step, taken)) is not None:
+            yield span
+            step, taken = step + 1, taken + 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)

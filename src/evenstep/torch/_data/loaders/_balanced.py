@@ -284,7 +284,8 @@ class BalancedLoader(AbstractStepLoader):
         self._at.advance(steps.end(taken), steps.end(taken + 2))
 
     def _next(self) -> Step | MicroBatch | None:
-        if (span := next(self._spans(self._at.steps_taken), None)) is None:
+        at = self._at
+        if (span := at.steps.span(self._loops.next_step, at.steps_taken)) is None:
             return None
         step, first, num_samples = span
         plan = self._plan()
