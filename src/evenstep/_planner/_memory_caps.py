@@ -126,7 +126,7 @@ class MemoryCaps:
             return []
         told = np.array([report.largest_forward for report in reports])
         sizes = np.array([report.batch_size for report in reports])
-        ran = np.where(told > 0, told, _largest(plan, sizes))
+        ran = np.where(told > 0, told, self._largest(plan, sizes))
         self._known.measured(reports, ran)
         return self._tighten(reports)
 
@@ -139,7 +139,14 @@ class MemoryCaps:
         if self.caps is None:
             return False
         held = np.array(plan.batch_size, dtype=np.int64)
-        return bool((_largest(plan, held) > self.caps).any())
+        return bool((self._largest(plan, held) > self.caps).any())
+
+    def _largest(self, plan: Plan, batch_size: IntArray) -> IntArray:
+        """Return the largest single forward of every worker under ``plan``."""
+        if plan.max_forward is None or not self._job.cuts:
+            return batch_size
+        forwards = (plan.forwards(r, int(size)) for r, size in enumerate(batch_size))
+        return np.array([max(sizes) for sizes in forwards], dtype=np.int64)
 
     def _modelled_caps(self) -> IntArray:
         """Return the largest sizes, by what was given and by the peaks."""
@@ -185,14 +192,6 @@ def capped(
     """Return that the caps of some ranks have changed."""
     step, capacity = reports[0].step, capacity_of(reports)
     return [MemoryCapped(step, int(r), int(caps[r]), int(capacity[r]), unit) for r in ranks]
-
-
-def _largest(plan: Plan, batch_size: IntArray) -> IntArray:
-    """Return the largest single forward of every worker under ``plan``."""
-    if plan.max_forward is None:
-        return batch_size
-    forwards = (plan.forwards(r, int(size)) for r, size in enumerate(batch_size))
-    return np.array([max(sizes) for sizes in forwards], dtype=np.int64)
 
 
 _FALL = 32  # a cap that falls does so by that part of it more, so that it does not soon again

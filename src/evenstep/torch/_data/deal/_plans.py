@@ -67,13 +67,14 @@ class EpochSteps:
 
     def span(self, step: int, taken: int) -> StepSpan | None:
         """Return the step after the first ``taken``, which is ``step`` of the run; None if none."""
-        if self.ends is None:
+        if self.ends is None:  # without the method: it is called in every step
             first = taken * self.size
             num_samples = min(self.size, self.num_samples - first)
-        else:  # without the method: it is called in every step
-            first = int(self.ends[taken - 1]) if taken else 0
-            num_samples = int(self.ends[taken]) - first if taken < len(self.ends) else 0
-        return StepSpan(step, first, num_samples) if num_samples > 0 else None
+            return StepSpan(step, first, num_samples) if num_samples > 0 else None
+        if taken >= len(self.ends):
+            return None
+        first = int(self.ends[taken - 1]) if taken else 0
+        return StepSpan(step, first, int(self.ends[taken]) - first)
 
     def spans(self, step: int, taken: int) -> Iterator[StepSpan]:
         """Yield that step and all after it."""
@@ -284,8 +285,10 @@ class PlanBook:
             if len(share.slots) and not num_samples:
                 return Share(share.slots, ())
         elif self.equal_forwards:
-            tail = entry.plan.tail
-            fewest = entry.most_forwards if is_full else entry.plan.most_forwards(tail or ())
+            fewest = entry.most_forwards
+            if not is_full:
+                sizes = self._sizes_of(entry.plan, span.num_samples)
+                fewest = entry.plan.most_forwards(sizes)
         return Share(share.slots, entry.plan.forwards(self._rank, num_samples, fewest=fewest))
 
     def _share_by_cost(self, plan: Plan, span: StepSpan) -> Share | None:
