@@ -102,14 +102,14 @@ def train(
             checkpoint = Checkpoint(folder, model=model, optimizer=optimizer, loader=loader)
             checkpoint.load()
         seen: list[list[int]] = []
-        for step in islice(_steps(loader, kind, epochs), stop_after):
+        for step in islice(_steps(balancer, loader, kind, epochs), stop_after):
             mine: list[int] = []
             optimizer.zero_grad()
-            for batch in step:
+            for batch, num_samples in step:
                 if world_size > 1:  # ranks of unlike speeds, or plans would stay
                     sleep(num_tokens(batch) * (1e-4 if rank else 2e-4))
                 loss_of(model, batch, tokens=tokens).backward()
-                mine += batch[0].tolist() if balancer.num_samples else []
+                mine += batch[0].tolist() if num_samples else []
             optimizer.step()
             seen.append(mine)
         if checkpoint is not None:
@@ -119,7 +119,12 @@ def train(
     return torch.cat(values), seen, plans
 
 
-def _steps(loader: Any, kind: str, epochs: int) -> Iterator[Any]:
+def _steps(balancer: Balancer, loader: Any, kind: str, epochs: int) -> Iterator[Any]:
+    """Yield the batches of each step, with their samples: none in one that stands in."""
     for epoch in range(epochs):
         loader.set_epoch(epoch)
-        yield from loader.steps() if kind != "plain" else ([batch] for batch in loader)
+        if kind == "plain":
+            yield from ([(batch, balancer.num_samples)] for batch in loader)
+            continue
+        for step in loader.steps():
+            yield zip(step, [part.num_samples for part in step.micro_batches], strict=True)

@@ -75,7 +75,7 @@ def test_training_by_a_token_budget_is_that_of_plain_torch(trained, loop, cost):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("cost", ["counted", "additive"])
+@pytest.mark.parametrize("cost", slow_but(["counted"], ["counted", "additive"]))
 def test_a_run_by_batches_goes_on_with_other_ranks(tmp_path, cost):
     """Three ranks, broken off in an epoch, then two: by the states of a generator."""
     begun = {"folder": tmp_path, "stop_after": 4}
