@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 
-from evenstep._diagnosis import HostClues, StepClues
+from evenstep._diagnosis import HostClues, LinkClues, StepClues
 from evenstep._exchange import _message_kinds as m
 from evenstep._exchange._greeting import Acceptor, Greeting, PendingPeer, greet
 from evenstep._exchange._meeting import Meeting, connect_star, dial
@@ -328,6 +328,7 @@ EXAMPLES = [
     m.TimesReport(3, tuple(range(11))),
     m.CluesReport(3, StepClues(gc_us=4000, size=-7)),
     m.HostReport(HostClues(3, 1.0, cpu_s=0.9, throttled_s=0.25, major_faults=2)),
+    m.HostReport(HostClues(4, 1.0, links=(LinkClues("10.0.0.1:1", "10.0.0.2:2", 9, 8, 7, 6, 5),))),
     m.ClaimRequest(1, 3, None, own=True),
     m.ClaimReply(1, (Claim(0, 2, 4), Claim(1, 0, 1))),
     m.NumbersReport((0, 1, 2), (3, 4)),
@@ -420,7 +421,7 @@ def test_floats_of_numpy_arrive_as_such():
 
 def test_the_version_stands_for_what_travels():
     """Where this fails, what ranks send has changed: count `PROTOCOL` up, and put both in here."""
-    kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim, StepClues, HostClues)
+    kinds = (*KINDS, Plan, PlanCosts, Report, Work, Claim, StepClues, HostClues, LinkClues)
     travels = {kind.__name__: list(kind.__annotations__.items()) for kind in kinds}
 
-    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (17, 2090467420)
+    assert (PROTOCOL, zlib.crc32(repr(travels).encode())) == (18, 2742960073)

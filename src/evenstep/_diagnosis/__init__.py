@@ -5,6 +5,7 @@ from ._account import (
     Diagnosis,
     FoundCause,
     HostClues,
+    LinkClues,
     Phase,
     StepAccounts,
     StepClues,
@@ -13,6 +14,7 @@ from ._account import (
     time_by_phase,
 )
 from ._diagnoser import Diagnoser
+from ._slow_links import LinkBooks, LinkFault, LinkLoads, SlowLink, slow_links
 
 __all__ = [
     "Cause",
@@ -20,10 +22,16 @@ __all__ = [
     "Diagnosis",
     "FoundCause",
     "HostClues",
+    "LinkBooks",
+    "LinkClues",
+    "LinkFault",
+    "LinkLoads",
     "Phase",
+    "SlowLink",
     "StepAccounts",
     "StepClues",
     "accounted",
     "diagnosed",
+    "slow_links",
     "time_by_phase",
 ]

@@ -29,6 +29,27 @@ class StepClues:
     size: int = 0
 
 
+class LinkClues(NamedTuple):
+    """What one end of a TCP connection sent between two looks, by the kernel's account of it.
+
+    Attributes:
+        here, there: address and port of its two ends, ``"10.0.0.1:4711"``.
+        acked_bytes: that the other end has received.
+        busy_us: microseconds for which something was on its way, or waited to be sent.
+        reader_us: of those, for which the other end took nothing more.
+        num_segments: that were sent, again or for the first time.
+        num_resent: that were sent again.
+    """
+
+    here: str
+    there: str
+    acked_bytes: int
+    busy_us: int
+    reader_us: int
+    num_segments: int
+    num_resent: int
+
+
 @dataclass(frozen=True, slots=True)
 class HostClues:
     """Of one rank's process and machine, over a second or so.
@@ -43,6 +64,7 @@ class HostClues:
         run_delay_s: seconds for which the thread that trains was ready to run and had no core.
         major_faults: pages that had to be read from a disk.
         alloc_retries: how often an accelerator's allocator gave back memory to find some.
+        links: of connections to other hosts that carried something, since their look before.
     """
 
     step: int
@@ -52,6 +74,7 @@ class HostClues:
     run_delay_s: float = 0.0
     major_faults: int = 0
     alloc_retries: int = 0
+    links: tuple[LinkClues, ...] = ()
 
 
 class HostRates(NamedTuple):
@@ -122,7 +145,7 @@ class Cause(StrEnum):
     """Slower in the backward alone."""
     INPUT = "input"
     NETWORK = "network"
-    """All wait together; which rank's link it is cannot be told in plain DDP without a probe."""
+    """All wait together; for one rank's link where TCP's counters show it."""
     GARBAGE_COLLECTION = "garbage collection"
     CHECKPOINT = "checkpoint"
     """One rank saves while the others wait."""

@@ -11,6 +11,7 @@ from .._types import FloatArray
 from ._account import Diagnosis, HostClues, Machines, Phase, StepClues
 from ._course import Course, levels_of
 from ._frontier import FrontierSums, RankSteps, frontier
+from ._slow_links import LinkBooks
 from ._verdict import verdict
 
 _KEPT = 0.98  # of the sums, at each addition: lengths change their meaning with the data
@@ -91,6 +92,7 @@ class Diagnoser:
         self._course, self._exchange = Course(world_size), Course(1)
         self._computing = Course(2 * world_size)  # of every rank forward and backward
         self._machines = Machines(world_size, window_s)
+        self._links = LinkBooks(world_size, window_s)
 
     def add(
         self,
@@ -129,6 +131,7 @@ class Diagnoser:
     def add_host(self, rank: int, clues: HostClues) -> None:
         """Take in what a rank's process and machine did since the look before."""
         self._machines.add(rank, clues)
+        self._links.add(rank, clues)
 
     def diagnose(self, *, whole_run: bool = False) -> Diagnosis:
         """Return who the others wait for, and why, in the newest seconds or in the whole run."""
@@ -139,6 +142,7 @@ class Diagnoser:
             sums,
             step=self._step,
             rates=self._machines.rates(whole_run=whole_run),
+            links=self._links.links(whole_run=whole_run),
             course_of=self._course.shape,
             exchange=self._exchange.jump,
             levels=levels_of(

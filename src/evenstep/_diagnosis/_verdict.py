@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -13,13 +13,16 @@ from .._types import FloatArray
 from ._account import Cause, Diagnosis, FoundCause, HostRates
 from ._course import Levels, Shape, more_than_others, shape_of
 from ._frontier import Family, FrontierSums
+from ._slow_links import LinkLoads, SlowLink, said_of, said_of_all, slow_links
 
 
 class Facts(NamedTuple):
-    """What there is to cite: sums over steps, machines, the exchange over time, and levels."""
+    """What there is to cite: sums over steps, machines, links, the exchange over time, levels."""
 
     sums: FrontierSums
     rates: HostRates
+    links: LinkLoads
+    slow_links: Sequence[SlowLink]
     exchange_us: tuple[float, float]
     levels: Levels | None
 
@@ -57,6 +60,8 @@ _ALL_INPUT = "give all loaders more workers, faster storage, or data that is pre
 
 def told(cause: Cause, rank: int | None, facts: Facts) -> tuple[str, str]:
     """Return the evidence for a cause, and what to do."""
+    if cause is Cause.NETWORK:
+        return _of_exchange(rank, facts)
     if rank is None:
         remedy = _ALL_INPUT if cause is Cause.INPUT else _REMEDY[cause]
         return _of_all_ranks(cause, facts), remedy
@@ -125,18 +130,22 @@ def _of_computing(cause: Cause, rank: int, facts: Facts) -> str:
     return text + _SHAPES.get(cause, ", throughout")
 
 
-def _of_all_ranks(cause: Cause, facts: Facts) -> str:
+def _of_exchange(rank: int | None, facts: Facts) -> tuple[str, str]:
     sums, (before_us, after_us) = facts.sums, facts.exchange_us
-    wall = max(sums.wall, 1.0)
-    if cause is Cause.NETWORK:
-        text = (
-            f"all ranks wait together for the exchange, {percent(sums.exposed / wall)} % of their "
-            "time"
-        )
-        if after_us < _LONGER_EXCHANGE * before_us:
-            return text
+    share = percent(sums.exposed / max(sums.wall, 1.0))
+    text = f"all ranks wait together for the exchange, {share} % of their time"
+    if after_us > _LONGER_EXCHANGE * before_us:
         before, after = (seconds(us / 1e6) for us in (before_us, after_us))
-        return f"{text}; it has become longer, {after} a step in place of {before}"
+        text += f"; it has become longer, {after} a step in place of {before}"
+    for slow in facts.slow_links:
+        if slow.rank == rank:
+            of_link, remedy = said_of(slow, facts.links)
+            return f"{of_link}; {text}", remedy
+    return text + said_of_all(facts.links), _REMEDY[Cause.NETWORK]
+
+
+def _of_all_ranks(cause: Cause, facts: Facts) -> str:
+    sums, wall = facts.sums, max(facts.sums.wall, 1.0)
     if cause is Cause.INPUT and sums.fed >= float(sums.cost[:, Family.INPUT].sum()):
         return f"all ranks wait for input, {percent(sums.fed / wall)} % of their time"
     if cause is Cause.ROTATING:
@@ -196,6 +205,7 @@ def verdict(
     *,
     step: int,
     rates: HostRates,
+    links: LinkLoads,
     course_of: Callable[[int], Shape],
     exchange: Callable[[], tuple[float, float]],
     levels: Levels | None,
@@ -206,6 +216,7 @@ def verdict(
         sums: of the steps that are looked at.
         step: the newest of them.
         rates: what processes and machines did in that time.
+        links: what was carried between ranks.
         course_of: how a rank's slowness goes on in time.
         exchange: microseconds of a step that all ranks wait together for what is exchanged, before
             and after it became longer in the run.
@@ -219,13 +230,14 @@ def verdict(
     explained = matched / waited if waited else 1.0
     is_known = explained >= _LEAST_EXPLAINED or waiting < _LEAST_WAITING
     jump_us = exchange()
-    found = [*_of_all(sums, wall, jump_us)]
+    slow = slow_links(links, sums.exposed / wall)
+    found = [*_of_all(sums, wall, jump_us, slow)]
     if is_known and sums.num_steps and world_size > 1:
         named = {(one.cause, one.rank) for one in found}
         others = _of_ranks(sums, rates, course_of, levels)
         found += [one for one in others if (one.cause, one.rank) not in named]
     found.sort(key=lambda one: -one.share)
-    facts = Facts(sums, rates, jump_us, levels)
+    facts = Facts(sums, rates, links, slow, jump_us, levels)
     causes = tuple(
         FoundCause(one.cause, one.rank, min(1.0, one.share), *told(one.cause, one.rank, facts))
         for one in found
@@ -282,18 +294,27 @@ def _of_early_ranks(waited: FloatArray) -> str:
     return f"mostly {len(early)} of the {len(waited)} ranks, which are done before the others"
 
 
-def _of_all(sums: FrontierSums, wall: float, exchange_us: tuple[float, float]) -> Iterator[_Found]:
+def _of_all(
+    sums: FrontierSums,
+    wall: float,
+    exchange_us: tuple[float, float],
+    slow: Sequence[SlowLink],
+) -> Iterator[_Found]:
     """Yield what all ranks lose alike.
 
     An exchange takes its part of the time on any link. So it is named from a larger part on, or if
-    it has become longer in the run by a smaller one.
+    it has become longer in the run by a smaller one. Links that are slow have it by name.
     """
     usual = _usual_wall(sums)
     usual_step_us = usual / len(sums.waited) / max(sums.num_steps, 1.0)
     has_grown = exchange_us[1] - exchange_us[0] >= _LEAST_GROWN * usual_step_us
     is_long = sums.exposed >= (_LEAST_GROWN if has_grown else _LEAST_EXPOSED) * usual
     if len(sums.waited) > 1 and is_long:
-        yield _Found(Cause.NETWORK, None, sums.exposed / wall)
+        yield from (
+            _Found(Cause.NETWORK, one.rank, one.hides * sums.exposed / wall) for one in slow
+        )
+        if not slow:
+            yield _Found(Cause.NETWORK, None, sums.exposed / wall)
     if sums.fed >= _LEAST_FED * usual:
         yield _Found(Cause.INPUT, None, sums.fed / wall)
 

@@ -19,7 +19,7 @@ from typing import NamedTuple, final
 from .. import __version__
 from ._world_check import refusal
 
-PROTOCOL = 17
+PROTOCOL = 18
 """Version of what ranks say to each other; it grows whenever that changes."""
 
 VERSION = f"{__version__} (protocol {PROTOCOL})"

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, final
 
 from .._diagnosis import HostClues
 from ._cgroups import Cgroups, thread_times_s, throttled_s
+from ._connections import LinkReader
 
 
 @final
@@ -76,8 +77,8 @@ class _Look(NamedTuple):
 class HostReader:
     """Reads what the system counts of this process, every few seconds or so.
 
-    About 0.1 ms a look. What the system does not offer stays 0: all but CPU seconds and page faults
-    are Linux's.
+    About 0.1 ms a look, and every few seconds some more for its connections. What the system does
+    not offer stays 0: all but CPU seconds and page faults are Linux's.
 
     Args:
         root: of the file system, where ``proc`` and ``sys`` lie.
@@ -103,6 +104,7 @@ class HostReader:
         self._stat_files = Cgroups.find(root).stat_files()
         self._now, self._cpu_s = now, cpu_s
         self._major_faults, self._alloc_retries = major_faults, alloc_retries
+        self._links = LinkReader()
         self._before = self._look()
 
     def read(self, step: int) -> HostClues:
@@ -124,6 +126,7 @@ class HostReader:
             run_delay_s=max(0.0, after.run_delay_s - before.run_delay_s),
             major_faults=after.major_faults - before.major_faults,
             alloc_retries=after.alloc_retries - before.alloc_retries,
+            links=self._links.read(),
         )
 
     def _look(self) -> _Look:

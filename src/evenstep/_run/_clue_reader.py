@@ -150,5 +150,6 @@ class ClueReader:
                 run_delay_s=round(seen.run_delay_s, 4),
                 major_faults=seen.major_faults,
                 alloc_retries=seen.alloc_retries,
+                links=seen.links,
             )
         )

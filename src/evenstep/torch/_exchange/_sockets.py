@@ -18,34 +18,14 @@ import gc
 import os
 import socket
 import sys
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
-from dataclasses import dataclass
-from ipaddress import IPv6Address, ip_address
 from typing import Any
 
 import torch.distributed as dist
 
+from ..._host import connections
 from ..._private_torch import default_store
-
-_FAMILIES = socket.AF_INET, socket.AF_INET6
-_TYPE = socket.SOL_SOCKET, socket.SO_TYPE
-
-
-@dataclass(frozen=True, slots=True)
-class Connection:
-    """An established TCP connection of this process.
-
-    Attributes:
-        descriptor: its number in this process.
-        here, there: the addresses of its two ends.
-        ports: of its two ends.
-    """
-
-    descriptor: int
-    here: str
-    there: str
-    ports: tuple[int, int]
 
 
 def own_addresses() -> list[str]:
@@ -82,44 +62,6 @@ def ports_of_store() -> set[int]:
     while store is not None and not hasattr(store, "port"):
         store = getattr(store, "underlying_store", None)  # behind prefixes
     return ports if store is None else ports | {int(store.port)}
-
-
-def connections() -> Iterator[Connection]:
-    """Yield the established connections of this process; none where there is no /proc.
-
-    Each socket is asked for its ends: the kernel takes milliseconds to list those of all processes.
-    """
-    with suppress(OSError):
-        for name in os.listdir("/proc/self/fd"):
-            with suppress(OSError):
-                is_socket = os.readlink(f"/proc/self/fd/{name}").startswith("socket:")
-                if is_socket and (found := _connection(int(name))) is not None:
-                    yield found
-
-
-def _connection(descriptor: int) -> Connection | None:
-    """Return the connection of a socket; None if it is not TCP's.
-
-    Raises:
-        OSError: it has no other end.
-    """
-    # With this type, the constructor leaves the descriptor alone; with another one, a default
-    # timeout of the user's would make the socket non-blocking for gloo too.
-    kind = socket.SOCK_STREAM | socket.SOCK_NONBLOCK
-    with socket.socket(type=kind, fileno=os.dup(descriptor)) as again:
-        if again.family not in _FAMILIES or again.getsockopt(*_TYPE) != socket.SOCK_STREAM:
-            return None
-        here, port, *_ = again.getsockname()
-        there, other, *_ = again.getpeername()
-    return Connection(descriptor, _plain(here), _plain(there), (port, other))
-
-
-def _plain(address: str) -> str:
-    """Return an address without its interface, and one of IPv4 as that."""
-    found = ip_address(address.partition("%")[0])
-    if isinstance(found, IPv6Address) and found.ipv4_mapped is not None:
-        found = found.ipv4_mapped
-    return str(found)
 
 
 def _descriptors_of_python() -> set[int]:
