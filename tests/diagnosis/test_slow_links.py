@@ -60,6 +60,7 @@ def said(found):
         ({"r2": 38, "r1": 60}, (LinkFault.INGRESS, 1, 2)),  # answers to rank 1 come behind them
         ({"r2": 38, "r1": 170, "r3": 140}, (LinkFault.LINK, 2, 1)),
         ({"r2": 38, "r1": 80, "r3": 80}, (LinkFault.LINK, 2, 1)),  # which end is not known
+        ({"r2": 35, "r1": 36}, (LinkFault.INGRESS, 1, 2)),  # deep queues: answers take as long
     ],
 )
 def test_a_ring_shows_by_its_answers_which_end_of_a_link_is_slow(world_size, mbit, expected):

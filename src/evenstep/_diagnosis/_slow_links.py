@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from enum import StrEnum
+from itertools import chain, combinations
 from typing import NamedTuple, final
 
 import numpy as np
@@ -143,12 +144,11 @@ class SlowLink(NamedTuple):
 # links had 0.53 to 1 times the rate of the fastest.
 _SLOW = 0.5  # times the fastest link
 _SLOWER = 0.7  # times at least two others
-_SLOW_READER = 0.8  # times all of these, as the kernel says itself that the reader is slow
-_AS_SLOW = 1.4  # times the slowest: what is no faster is slow on its own account
-_ALIKE = 1.1  # likewise, of a link that has a host in common with it; of others, one may be alike
-_SECOND = 0.7  # times the fastest that is left
-_AFFECTED = 0.55  # likewise: a link whose answers have to wait where the slow one's bytes queue
-_UNAFFECTED = 1.25  # times as fast is the link on the other side then
+_SLOW_READER = 0.8  # times these two, as the kernel says itself that the reader is slow
+_ALIKE = 1.1  # times the slowest
+_AS_SLOW = 1.4  # likewise: what is no faster has to be explained
+_LOW = 0.55  # times the fastest: so may be what is not slow, but has to wait for what is
+_ONE_END = 1.25  # times as fast are links that wait at the other end, at least
 _LEAST_PART = 0.1  # of the bytes of the link that carried most
 _LEAST_BYTES = 1e6
 _LEAST_BUSY = 0.5  # of the time in which all ranks wait
@@ -163,11 +163,11 @@ def slow_links(links: LinkLoads, waits: float) -> tuple[SlowLink, ...]:
     is busy all the time, and the others rest: while they are busy, they are faster. So bytes over
     busy time tell them apart, and bytes over time do not.
 
-    Where a host has several links out, and all are slow, its way out is; so with ways in. A ring
-    has one of each. Then it shows by the answers: they leave a host behind the bytes that queue on
-    its slow way out, so the link *into* that host is slower as well; answers to what a host sends
-    come in on its slow way in. If neither shows, as where answers overtake bytes in the queue, only
-    the pair is known.
+    Which end of a slow link is to blame shows by other links of its hosts. All on a slow way out
+    are slow; and links *into* that host are slower too, as their answers leave it behind the bytes
+    that queue there. So with ways in, and answers to what that host sends. The fewest faults that
+    explain all slow links are named. Where answers overtake bytes in a queue, a ring shows the pair
+    alone.
 
     Right where one link or two carry half of what the fastest does, or less. Wrong where something
     else but ranks uses a link: it is named all the same. Nothing is found where more than two are
@@ -177,72 +177,98 @@ def slow_links(links: LinkLoads, waits: float) -> tuple[SlowLink, ...]:
         links: what was carried.
         waits: part of the time in which all ranks wait for what is exchanged.
     """
-    rate, order = links.bytes_per_s, _used(links)
-    if len(order) < 2:
+    rate, used = links.bytes_per_s, _used(links)
+    if len(used) < 2:
         return ()
-    first, *others = order
-    *_, second, fastest = rate[[others[0], *others][-2:]]
+    first = used[0]
+    second, fastest = rate[used[-2:]] if len(used) > 2 else rate[used[[-1, -1]]]
     most = min(_SLOW * fastest, _SLOWER * second)
     if links.by_reader[first] >= _BY_READER:
         most = _SLOW_READER * second
     if rate[first] > most or links.busy[first] < _LEAST_BUSY * waits:
         return ()
     start, end = links.from_host, links.to_host
-    is_alike = rate <= _ALIKE * rate[first]
-    is_far = (start != start[first]) & (end != end[first])
-    if (is_alike & is_far)[others].sum() > 1:
+    elsewhere = (start != start[first]) & (end != end[first])
+    if (elsewhere & (rate <= _ALIKE * rate[first]))[used].sum() > 1:
         return ()
-    is_beside = (end == start[first]) | (start == end[first])
-    as_slow = is_alike | (~is_beside & (rate <= _AS_SLOW * rate[first]))
-    slow = [at for at in order if as_slow[at]]
-    found = [_named(links, first, order, slow)]
-    for at in slow[1:]:
-        named = _named(links, at, order, slow)
-        if named.rank != found[0].rank and rate[at] <= _SECOND * fastest:
-            return (*found, named._replace(hides=float(rate[first] / rate[at])))
-    return tuple(found)
+    return _named(_blamed(rate[used], start[used], end[used]), links, used)
 
 
-def _used(links: LinkLoads) -> list[int]:
+def _used(links: LinkLoads) -> IntArray:
     """Return the links that carried their part, the slowest first."""
     most = links.acked_bytes.max(initial=0.0)
     used = np.flatnonzero(links.acked_bytes >= max(_LEAST_BYTES, _LEAST_PART * most))
-    return [int(at) for at in used[np.argsort(links.bytes_per_s[used], kind="stable")]]
+    return used[np.argsort(links.bytes_per_s[used], kind="stable")]
 
 
-def _named(links: LinkLoads, at: int, used: list[int], slow: list[int]) -> SlowLink:
-    """Return what is slow about a link."""
-    fault = _fault(links, at, used, slow)
-    ends = int(links.sender[at]), int(links.receiver[at])
-    if fault in (LinkFault.INGRESS, LinkFault.READER):
-        ends = ends[::-1]
-    return SlowLink(fault, *ends, at, 1.0)
+class _Blame(NamedTuple):
+    """What would be slow: the links ``on`` it, and ``behind`` it those that wait for them."""
+
+    fault: LinkFault
+    on: NDArray[np.bool_]
+    behind: NDArray[np.bool_]
 
 
-def _fault(links: LinkLoads, at: int, used: list[int], slow: list[int]) -> LinkFault:
-    if links.by_reader[at] >= _BY_READER:
-        return LinkFault.READER
-    if links.resent[at] >= _LOSSY:
-        return LinkFault.LOSS
-    here, there = links.from_host[at], links.to_host[at]
-    for hosts, fault in ((links.from_host, LinkFault.EGRESS), (links.to_host, LinkFault.INGRESS)):
-        beside = [one for one in used if hosts[one] == hosts[at] and one != at]
-        if beside and all(one in slow for one in beside):
-            return fault
-    rest = [one for one in used if links.bytes_per_s[one] > _ALIKE * links.bytes_per_s[at]]
-    before = _slowest(links, rest, links.to_host == here, links.from_host != there)
-    after = _slowest(links, rest, links.from_host == there, links.to_host != here)
-    least = _AFFECTED * links.bytes_per_s[rest].max(initial=0.0)
-    if before <= least and after >= _UNAFFECTED * before:
-        return LinkFault.EGRESS
-    if after <= least and before >= _UNAFFECTED * after:
-        return LinkFault.INGRESS
-    return LinkFault.LINK
+def _blamed(rate: FloatArray, start: IntArray, end: IntArray) -> tuple[_Blame, ...]:
+    """Return the one or two faults that explain best which links are slow; none if none do.
+
+    Args:
+        rate: of the links that carried their part, the slowest first.
+        start, end: their hosts.
+    """
+    slow = rate <= _AS_SLOW * rate[0]
+    low = rate <= _LOW * rate[-1]
+    weight = 2.0 * slow + (low & ~slow)
+    each = []
+    for at in np.flatnonzero(slow):
+        this, back = np.arange(len(rate)) == at, (start == end[at]) & (end == start[at])
+        each += [
+            _Blame(LinkFault.LINK, this, back),
+            _Blame(LinkFault.EGRESS, start == start[at], end == start[at]),
+            _Blame(LinkFault.INGRESS, end == end[at], start == end[at]),
+        ]
+    alone = [
+        1.5 + 2 * (on & ~slow).sum() + (fault is not LinkFault.LINK and not (behind & low).any())
+        for fault, on, behind in each
+    ]
+
+    def cost(chosen: tuple[int, ...]) -> tuple[float, float]:
+        known = np.any([each[at].on | each[at].behind for at in chosen], axis=0)
+        named = np.any([each[at].on for at in chosen], axis=0)
+        return sum(alone[at] for at in chosen) + weight[~known].sum(), rate[named].mean()
+
+    best = min(
+        chain(combinations(range(len(each)), 1), combinations(range(len(each)), 2)), key=cost
+    )
+    found = tuple(each[at] for at in best)
+    if len(found) == 1 and not _is_one_end(found[0], rate, start, end):
+        found = (found[0]._replace(fault=LinkFault.LINK),)
+    known = np.any([one.on | one.behind for one in found], axis=0)
+    return found if known[slow].all() else ()
 
 
-def _slowest(links: LinkLoads, rest: list[int], *which: NDArray[np.bool_]) -> float:
-    """Return the rate of the slowest link of some; infinite where there is none."""
-    return float(links.bytes_per_s[rest][np.all(which, axis=0)[rest]].min(initial=np.inf))
+def _is_one_end(blame: _Blame, rate: FloatArray, start: IntArray, end: IntArray) -> bool:
+    """Return whether it is this end of a single link, and not as well the other one."""
+    at = int(np.argmax(blame.on))
+    other = start == end[at] if blame.fault is LinkFault.EGRESS else end == start[at]
+    behind = float(rate[blame.behind].min(initial=np.inf))
+    return blame.on.sum() > 1 or float(rate[other].min(initial=np.inf)) >= _ONE_END * behind
+
+
+def _named(blamed: tuple[_Blame, ...], links: LinkLoads, used: IntArray) -> tuple[SlowLink, ...]:
+    """Return what is said of faults: the slowest link first, and each rank once."""
+    found: dict[int, SlowLink] = {}
+    for at, fault in sorted((int(used[one.on][0]), one.fault) for one in blamed):
+        ends = int(links.sender[at]), int(links.receiver[at])
+        if links.by_reader[at] >= _BY_READER:
+            fault = LinkFault.READER
+        elif links.resent[at] >= _LOSSY:
+            fault = LinkFault.LOSS
+        if fault in (LinkFault.INGRESS, LinkFault.READER):
+            ends = ends[::-1]
+        hides = float(links.bytes_per_s[used[0]] / links.bytes_per_s[at])
+        found.setdefault(ends[0], SlowLink(fault, *ends, at, hides))
+    return tuple(sorted(found.values(), key=lambda one: -one.hides))
 
 
 _REMEDY = {
@@ -270,25 +296,23 @@ def said_of(slow: SlowLink, links: LinkLoads) -> tuple[str, str]:
             text = f"it receives at {than.format('receive at')}"
         case LinkFault.READER:
             part = percent(float(links.by_reader[slow.at]))
-            text = f"what {peer} sends it could take nothing of for {part} % of the time of sending"
+            text = f"it could take nothing for {part} % of the time in which {peer} sent to it"
         case _:
             text = f"its link to {peer} carries {than.format('carry')}"
     if resent >= 0.01:
         text += f", and {percent(resent)} % of that is sent again"
-    remedy = _REMEDY[slow.fault]
-    num_hosts = len(set(links.from_host.tolist()) | set(links.to_host.tolist()))
-    least = _by_shares(num_hosts, float(mbit[slow.at]), float(others.max()))
-    if slow.fault in (LinkFault.EGRESS, LinkFault.INGRESS) and least <= _WORTH:
-        remedy += (
-            "; with DDP over gloo, `Balancer(network=Network())` may shorten the exchange to "
-            f"{percent(least)} %"
-        )
-    return text, remedy
+    is_end = slow.fault in (LinkFault.EGRESS, LinkFault.INGRESS)
+    least = _by_shares(links, float(mbit[slow.at]), float(others.max())) if is_end else 1.0
+    by_shares = (
+        "; with DDP over gloo, `Balancer(network=Network())` may shorten the exchange to "
+        f"{percent(least)} %"
+    )
+    return text, _REMEDY[slow.fault] + by_shares * (least <= _WORTH)
 
 
 def said_of_all(links: LinkLoads) -> str:
     """Return why no link is named, in words that continue a sentence."""
-    if not (used := _used(links)):
+    if not len(used := _used(links)):
         return "; no TCP connections between hosts are seen, so no link can be named"
     mbit = _range(links.bytes_per_s[used] * 8e-6)
     return f"; no link is much slower than the others: {mbit} Mbit/s"
@@ -299,11 +323,15 @@ def _range(mbit: FloatArray) -> str:
     return low if low == high else f"{low} to {high}"
 
 
-def _by_shares(num_hosts: int, slow: float, usual: float) -> float:
+def _by_shares(links: LinkLoads, slow: float, usual: float) -> float:
     r"""Return the least part of a ring's time that an exchange by shares of the links takes.
 
     With one host of bandwidth $b$ and $N - 1$ of $B$: the bound $\max(1 / b, 2 (N - 1) / \sum b)$
-    over the ring's $2 (N - 1) / (N b)$.
+    over the ring's $2 (N - 1) / (N b)$; 1 where it is no ring, as with such shares.
     """
-    twice = 2 * (num_hosts - 1)
-    return num_hosts / twice * max(1.0, twice * slow / (slow + (num_hosts - 1) * usual))
+    used = _used(links)
+    number = len({*links.from_host[used].tolist(), *links.to_host[used].tolist()})
+    if number != len(used):
+        return 1.0
+    twice = 2 * (number - 1)
+    return number / twice * max(1.0, twice * slow / (slow + (number - 1) * usual))
