@@ -102,7 +102,7 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
         return
     number = 1 if options.quick else options.runs
     for kind in options.only.split(","):
-        right_link, right_kind, said = 0, 0, []
+        right_first, right_link, right_kind, said = 0, 0, 0, []
         for at in range(number):
             rng = np.random.default_rng([options.seed, at, *kind.encode()])
             world_size = (4, 6)[at % 2]
@@ -119,12 +119,14 @@ def rows(options: argparse.Namespace) -> Iterator[Row]:
             ]
             right_link += {sender for *_, sender in links} == {sender for *_, sender in truth}
             right_kind += set(links) == set(truth)
+            right_first += links[:1] == [] == truth or bool({*links[:1]} & {*truth})
             said.append((truth, links))
+        figures = {"right_first": right_first, "right_links": right_link, "right_kinds": right_kind}
         yield Row(
-            f"{kind}: exactly the slow links are named, and of which kind they are",
-            ">= 9 of 10 links",
-            {"of": number, "right_link": right_link, "right_kind": right_kind, "said": said},
-            met=right_link >= 0.9 * number,
+            f"{kind}: the first that is named; exactly the slow links; and of which kind they are",
+            ">= 9 of 10 first, with their kind",
+            {"of": number, **figures, "said": said},
+            met=right_first >= 0.9 * number,
         )
 
 

@@ -77,6 +77,8 @@ def test_a_way_is_slow_where_all_links_on_it_are():
     assert said(slow_links(loads(out), WAITS))[0][:2] == (LinkFault.EGRESS, 2)
     assert said(slow_links(loads(into), WAITS))[0][:2] == (LinkFault.INGRESS, 2)
     assert said(slow_links(loads(pairs | {(2, 1): 40.0}), WAITS)) == [(LinkFault.LINK, 2, 1)]
+    two = loads(pairs | {(2, 1): 42.0, (2, 3): 40.0})
+    assert said(slow_links(two, WAITS)) == [(LinkFault.LINK, 2, 3)]  # a rank is named once
 
 
 def test_ranks_of_one_host_share_its_ways():
@@ -94,6 +96,8 @@ def test_a_slow_reader_is_named_and_no_link():
 
     assert said(slow_links(reader, WAITS)) == [(LinkFault.READER, 2, 3)]
     assert slow_links(loads(mbit), WAITS) == ()  # of a link, that would be too little
+    beside = loads(mbit | {(0, 3): 140}, by_reader={(3, 2): 0.88})
+    assert said(slow_links(beside, WAITS)) == [(LinkFault.READER, 2, 3)]
 
 
 def test_much_that_is_sent_again_is_a_loss():
@@ -126,6 +130,7 @@ def test_where_many_are_slow_some_are_fast():
     """Half of the hosts may have older cards: that is no fault of one link."""
     assert slow_links(loads(ring(6, r1=40, r3=41, r5=42)), WAITS) == ()
     assert slow_links(loads(ring(6, r0=80, r1=80, r2=80, r3=80)), WAITS) == ()
+    assert slow_links(loads(ring(8, r1=40, r4=50, r6=52)), WAITS) == ()
 
 
 @pytest.mark.parametrize(
@@ -246,6 +251,14 @@ def test_the_network_has_the_rank_of_the_slow_link():
     assert "no TCP connections between hosts are seen" in unseen.found[0].evidence
 
     assert names(diagnosed_with([3.0, 3.2, 9.0, 4.0], exchange=5_000)) == []
+
+
+def test_the_second_link_costs_what_it_would_alone():
+    """It hides behind the first, and is as much faster."""
+    found = diagnosed_with([9.0, 3.0, 7.5, 3.0], exchange=60_000).found
+
+    assert [(one.cause, one.rank) for one in found] == [(Cause.NETWORK, 0), (Cause.NETWORK, 2)]
+    assert found[1].lost_share == pytest.approx(found[0].lost_share * 7.5 / 9)
 
 
 def test_what_shares_of_the_links_would_bring_is_said_of_a_slow_way():

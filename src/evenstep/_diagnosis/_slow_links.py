@@ -149,6 +149,7 @@ _ALIKE = 1.1  # times the slowest
 _AS_SLOW = 1.4  # likewise: what is no faster has to be explained
 _LOW = 0.55  # times the fastest: so may be what is not slow, but has to wait for what is
 _ONE_END = 1.25  # times as fast are links that wait at the other end, at least
+_MOST_SLOW = 8  # links that may be to blame themselves
 _LEAST_PART = 0.1  # of the bytes of the link that carried most
 _LEAST_BYTES = 1e6
 _LEAST_BUSY = 0.5  # of the time in which all ranks wait
@@ -216,11 +217,11 @@ def _blamed(rate: FloatArray, start: IntArray, end: IntArray) -> tuple[_Blame, .
         rate: of the links that carried their part, the slowest first.
         start, end: their hosts.
     """
-    slow = rate <= _AS_SLOW * rate[0]
     low = rate <= _LOW * rate[-1]
+    slow = (rate <= rate[0]) | (low & (rate <= _AS_SLOW * rate[0]))
     weight = 2.0 * slow + (low & ~slow)
     each = []
-    for at in np.flatnonzero(slow):
+    for at in np.flatnonzero(slow)[:_MOST_SLOW]:
         this, back = np.arange(len(rate)) == at, (start == end[at]) & (end == start[at])
         each += [
             _Blame(LinkFault.LINK, this, back),
@@ -237,9 +238,9 @@ def _blamed(rate: FloatArray, start: IntArray, end: IntArray) -> tuple[_Blame, .
         named = np.any([each[at].on for at in chosen], axis=0)
         return sum(alone[at] for at in chosen) + weight[~known].sum(), rate[named].mean()
 
-    best = min(
-        chain(combinations(range(len(each)), 1), combinations(range(len(each)), 2)), key=cost
-    )
+    numbers = range(len(each))
+    chosen = chain(combinations(numbers, 1), combinations(numbers, 2))
+    best = min((some for some in chosen if any(each[at].on[0] for at in some)), key=cost)
     found = tuple(each[at] for at in best)
     if len(found) == 1 and not _is_one_end(found[0], rate, start, end):
         found = (found[0]._replace(fault=LinkFault.LINK),)
@@ -258,7 +259,8 @@ def _is_one_end(blame: _Blame, rate: FloatArray, start: IntArray, end: IntArray)
 def _named(blamed: tuple[_Blame, ...], links: LinkLoads, used: IntArray) -> tuple[SlowLink, ...]:
     """Return what is said of faults: the slowest link first, and each rank once."""
     found: dict[int, SlowLink] = {}
-    for at, fault in sorted((int(used[one.on][0]), one.fault) for one in blamed):
+    for place, fault in sorted((int(np.argmax(one.on)), one.fault) for one in blamed):
+        at = int(used[place])
         ends = int(links.sender[at]), int(links.receiver[at])
         if links.by_reader[at] >= _BY_READER:
             fault = LinkFault.READER
@@ -268,7 +270,7 @@ def _named(blamed: tuple[_Blame, ...], links: LinkLoads, used: IntArray) -> tupl
             ends = ends[::-1]
         hides = float(links.bytes_per_s[used[0]] / links.bytes_per_s[at])
         found.setdefault(ends[0], SlowLink(fault, *ends, at, hides))
-    return tuple(sorted(found.values(), key=lambda one: -one.hides))
+    return tuple(found.values())
 
 
 _REMEDY = {
