@@ -285,15 +285,6 @@ class LostRanks:
         """
         self.watch.check()
 
-    def check_divergence(self) -> None:
-        """Raise if gradients were wrong, which no plan can mend.
-
-        Raises:
-            RanksDivergedError, ValueError: they were.
-        """
-        if self.wrong is not None:
-            raise self.wrong
-
     def check_left(self) -> None:
         """Take notice if a rank is needed that has ended its run."""
         if not self._left:
