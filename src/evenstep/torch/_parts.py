@@ -223,7 +223,6 @@ class Parts:
             probe_up_to=size if self.bounds.max == "probe" else None,
         )
         self.loaders.append(prepared)
-        self.steps.has_loader()
         self.job(cuts=True)  # what no kind of loop can split is refused here
         return as_wrapped(given, prepared)
 

@@ -121,6 +121,7 @@ class Shards:
         self._is_ahead = False
         self._gives_up = False  # after the forward under way
         self._is_open = False  # the newest backward reduced nothing
+        self._is_synced = True  # the next one reduces
 
     @property
     def has_own_collectives(self) -> bool:
@@ -156,6 +157,7 @@ class Shards:
             self._kept = after_forward(self._layers)
             for layer in self._layers:
                 layer.set_reshard_after_forward(False, recurse=False)
+            self._synchronise(on=self._is_synced)  # its first backward may be to reduce nothing
         self.reshard()
         self._is_ahead = ahead
         handles = [layer.unshard(async_op=True) for layer in self._layers]
@@ -198,6 +200,7 @@ class Shards:
             self._is_open = True
 
     def _synchronise(self, *, on: bool) -> None:
+        self._is_synced = on
         for layer in self._layers:
             layer.set_requires_gradient_sync(on, recurse=False)
             if self._kept:

@@ -11,8 +11,10 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from time import monotonic
 from typing import TYPE_CHECKING, Any, final
 
 import torch
@@ -122,10 +124,11 @@ class Wrapping:
             found.append(_Reduced(self.ddps))
         together = self.ddps if self.cuts and len(self.ddps) > 1 else ()
         sharded = self.shards if self.cuts else ()
+        meeting = _Meeting(together, sharded, exchange, recorder)
         if together or sharded:
-            found.append(_Meeting(together, sharded, exchange, recorder))
+            found.append(meeting)
         if self.shards or self.has_engine:
-            found.append(_ShardedForwards(exchange))
+            found.append(_ShardedForwards(exchange, meeting))
         return found
 
 
@@ -152,6 +155,9 @@ class _Meeting(StepObserver):
     goes from the first model's forward to its all-reduce, while one of two goes to the second
     model's forward: both wait for ever. So both collectives run here, for all models in the order
     of ``prepare``.
+
+    Attributes:
+        equal_forwards: whether ranks make as many forwards in the step under way, and know it.
     """
 
     def __init__(
@@ -163,8 +169,10 @@ class _Meeting(StepObserver):
     ) -> None:
         self._ddps, self._shards = ddps, shards
         self._exchange, self._recorder = exchange, recorder
+        self.equal_forwards = False
 
     def first_forward(self, *, equal_forwards: bool) -> None:
+        self.equal_forwards = equal_forwards
         self._exchange.lost_ranks.enter_collective()
         for ddp in self._ddps:
             begin = self._recorder.mark()
@@ -182,16 +190,13 @@ class _Meeting(StepObserver):
 class _ShardedForwards(StepObserver):
     """Tells of the collectives of a step, which begin in its last forward or are in each."""
 
-    def __init__(self, exchange: Exchange) -> None:
-        self._exchange = exchange
-        self._meets = False
-
-    def first_forward(self, *, equal_forwards: bool) -> None:
-        self._meets = equal_forwards
+    def __init__(self, exchange: Exchange, meeting: _Meeting) -> None:
+        self._exchange, self._meeting = exchange, meeting
 
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
-        if is_last or self._meets:
-            self._exchange.lost_ranks.enter_collective()
+        if is_last or self._meeting.equal_forwards:
+            lost = self._exchange.lost_ranks  # as `enter_collective`, without a call
+            lost.thread_id, lost.watch.collective_s = threading.get_ident(), monotonic()
 
 
 def _refuse_static_graph(model: BalancedModel) -> None:

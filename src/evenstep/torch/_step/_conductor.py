@@ -17,7 +17,6 @@ from ..._exchange._lost_ranks import LostRanks
 from ..._exchange._observer import StepObserver, heard_by
 from ..._planner import Plan
 from ..._run._step_under_way import LoopPosition, StepUnderWay
-from ..._warning import warn
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._side_group import PeerGroup
@@ -31,7 +30,6 @@ from ._tickets import Match, Ticket, Tickets
 from ._uses import ForwardUse, UseBooks, Weights
 
 _NUM_PEEKED = 4  # first batches of a loop, before it shows whether it fetches ahead
-_MOST_OUTSIDE = 2  # one forward may be there for a look, or to make lazy layers
 _MOST_OPEN = 128  # steps that were handed out and may still get micro-batches
 
 
@@ -81,8 +79,6 @@ class StepConductor:
         self._loop = LoopPosition()
         self.looks = Looks()
         self.num_steps = 0
-        self._has_loader = False  # whose loop is still to begin
-        self._num_outside = 0  # forwards in training before that
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
         self.plan: Plan | None = None
         self.plan_in_use: Plan | None = None
@@ -322,22 +318,10 @@ class StepConductor:
         self.recorder.saw_inputs(tensors)
         return use
 
-    def has_loader(self) -> None:
-        """Hear that a loader was prepared, in whose loop the model is to be trained."""
-        self._has_loader = True
-
     def outside(self) -> None:
         """Hear of a forward in training that belongs to no batch that was handed out."""
         if self._loop.newest >= 0 and not self._is_alone:
             self._blind.outside()
-        elif self._has_loader and not self._is_open:
-            self._num_outside += 1
-            if self._num_outside == _MOST_OUTSIDE:
-                warn(
-                    "The model trains, and no loop over the loader that `prepare` returned has "
-                    "begun: nothing is balanced. Loop over that one: "
-                    "`model, loader = balancer.prepare(model, loader)`."
-                )
 
     def end_use(self) -> None:
         """Hear that the forward is over."""

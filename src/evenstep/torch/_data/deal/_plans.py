@@ -302,9 +302,10 @@ class PlanBook:
         return Share(slots, tuple(map(len, parts)))
 
     def has_equal_forwards(self, span: StepSpan) -> bool:
-        """Return whether all ranks make as many forwards in a step, and know it."""
-        if self.whole or not self.equal_forwards:
-            return False
+        """Return whether all ranks make as many forwards in a step, and know it.
+
+        Where they are to, ``equal_forwards``.
+        """
         plan = self._in_force(span).plan
         if plan.costs is None:
             return self.open_step(span) is None

@@ -311,16 +311,17 @@ class BalancedLoader(AbstractStepLoader):
         else:
             given = KnownPortions(parts)
         self._at.steps_taken += 1
-        start = StepStart(step, given.num_samples, num_samples, data_s, units, work, checksum)
+        equal = self._book.equal_forwards and self._book.has_equal_forwards(span)
+        own = given.num_samples
         return self._hand_out(
-            given, start._replace(equal_forwards=self._book.has_equal_forwards(span))
+            given, StepStart(step, own, num_samples, data_s, units, work, checksum, equal)
         )
 
     def _fetched(self, span: StepSpan, plan: Plan) -> tuple[list[MicroBatch], Feed, float]:
         """Return the batches that a step begins with, its further ones, and what the wait took."""
         began_s = perf_counter()
-        taken = self._at.steps_taken
-        if self._at.steps.end(taken + 2) > self._at.drawn:
+        at, taken = self._at, self._at.steps_taken
+        if at.drawn < at.steps.num_samples and at.steps.end(taken + 2) > at.drawn:
             self._draw(taken)
         if self._problem is not None or self._book.only is not plan:
             self._put_into_force(plan, span.step)

@@ -187,8 +187,10 @@ class StreamLoader(AbstractStepLoader):
         work, checksum = (None, 0) if assigned is None else (assigned.work, assigned.checksum)
         given = parts[0] if self._whole else KnownPortions(parts)
         step, num_samples = self._loops.next_step, sum(sizes)
-        start = StepStart(step, given.num_samples, num_samples, data_s, units, work, checksum)
-        return self._hand_out(given, start._replace(equal_forwards=self._has_equal_forwards()))
+        own, equal = given.num_samples, self._has_equal_forwards()
+        return self._hand_out(
+            given, StepStart(step, own, num_samples, data_s, units, work, checksum, equal)
+        )
 
     def _has_equal_forwards(self) -> bool:
         """Return whether all ranks make as many forwards, and know it: by cost they do not."""
