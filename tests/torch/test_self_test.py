@@ -1,16 +1,19 @@
 """A torch that does not behave as evenstep relies on is refused, and looking leaves no trace."""
 
 import random
+import warnings
 
 import numpy as np
 import pytest
 import torch
 
+from evenstep.exceptions import EvenstepWarning
 from evenstep.torch._model._self_test import (
     at_end_of_backward,
     backward_number,
     check_call,
     check_engine,
+    warn_if_newer,
 )
 
 
@@ -83,6 +86,23 @@ def test_a_module_that_calls_past_the_place_of_compile_is_refused():
     check_call()
     with pytest.raises(ValueError, match="must call what stands in a module's `elsewhere`"):
         check_call("elsewhere")
+
+
+@pytest.mark.parametrize("version", ["2.14.1+cu130", "2.14.0a0+git1a2b", "3.0.0"])
+def test_a_torch_newer_than_any_that_was_tested_is_warned_of(version):
+    """With its version, and how to find out whether it matters."""
+    with pytest.warns(EvenstepWarning, match=r"is newer than 2\.13, .*EVENSTEP=off") as caught:
+        warn_if_newer(version)
+
+    assert str(caught[0].message).startswith(f"torch {version} ")
+
+
+@pytest.mark.parametrize("version", ["2.13.0+cpu", "2.13.2", "2.9.1", "nightly"])
+def test_other_versions_are_let_be(version):
+    """The newest that was tested, older ones, and what has no number."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warn_if_newer(version)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode, torch.enable_grad])

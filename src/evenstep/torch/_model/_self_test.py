@@ -15,15 +15,19 @@ import torch
 from torch import nn
 
 from ..._private_torch import IN_PLACE, at_end_of_backward, backward_number
+from ..._warning import warn
 from ...exceptions import invalid
 from ._compiled import ddp_of
 
 _REMEDY = "Install torch 2.13.0, with which evenstep is tested, or set EVENSTEP=off for this run."
+_TESTED = (2, 13)
 _ORDER = ["output", "inner", "inner end", "gradient", "end", "wait", "after the wait"]
 
 
 def self_test(model: nn.Module) -> None:
     """Check what evenstep relies on in torch, once per process, and in the DDP of ``model``.
+
+    A newer torch than any that evenstep was tested with is warned of, once per process.
 
     Raises:
         ValueError: torch behaves in another way; the message says how.
@@ -33,6 +37,23 @@ def self_test(model: nn.Module) -> None:
     for name in ("require_forward_param_sync", "require_backward_grad_sync"):
         if ddp is not None and not isinstance(getattr(ddp, name, None), bool):
             raise _refused(f"keep a DDP's `{name}`, on which evenstep relies", "none there")
+
+
+def warn_if_newer(version: str) -> None:
+    """Warn of a torch that is newer than any that evenstep was tested with.
+
+    Args:
+        version: as in ``torch.__version__``; one that cannot be read, as of a build from source,
+            is let be.
+    """
+    release = tuple(int(part) for part in version.split(".")[:2] if part.isdecimal())
+    if release > _TESTED:
+        tested = ".".join(map(str, _TESTED))
+        warn(
+            f"torch {version} is newer than {tested}, the newest that evenstep was tested with. "
+            "Hooks and callbacks were tried now, and behave as before. To be sure of the rest, "
+            f"compare losses with those of a run under EVENSTEP=off, or install torch {tested}."
+        )
 
 
 def check_engine(
@@ -132,6 +153,7 @@ def check_call(place: str = IN_PLACE) -> None:
 def _check_once() -> None:
     check_engine()
     check_call()
+    warn_if_newer(torch.__version__)
 
 
 def _refused(rule: str, got: object) -> ValueError:
