@@ -243,6 +243,35 @@ def test_caps_of_a_forward_are_kept(length, max_size, max_samples, asked, padded
     assert np.bincount(found.owner, minlength=3).sum() == len(size)
 
 
+def largest_differencing(length, world_size):
+    """Return the sums of parts of equally many samples, as verl's trainers form them."""
+    blocks = np.sort(length).reshape(-1, world_size)[:, ::-1]
+    parts = [block.astype(int) for block in blocks]  # each descending
+    while len(parts) > 1:
+        parts.sort(key=lambda part: part[-1] - part[0])
+        widest, next_widest, *others = parts
+        parts = [*others, np.sort(widest + next_widest[::-1])[::-1]]
+    return parts[0]
+
+
+@pytest.mark.parametrize(("num_samples", "world_size"), [(32, 4), (128, 8), (24, 3), (16, 8)])
+def test_equally_many_samples_are_parted_better_than_by_largest_differencing(
+    num_samples, world_size
+):
+    """A trainer that owns its data may ask for ranks with as many samples each."""
+    most = []
+    for seed in range(10):
+        drawn = np.random.default_rng(seed).lognormal(6, 1, num_samples)
+        length = np.clip(drawn, 10, 8192).astype(int)
+        forwards = Forwards(max_samples=num_samples // world_size, equal=True)
+        found = partition(length, world_size, forwards=forwards)
+        assert set(np.bincount(found.owner)) == {num_samples // world_size}
+        most.append((found.load.max(), largest_differencing(length, world_size)[0]))
+    ours, theirs = np.mean(most, axis=0)
+
+    assert ours <= theirs
+
+
 @pytest.mark.parametrize("padded", [False, True])
 def test_equal_forwards_are_as_few_as_caps_allow(padded):
     """12 samples of one length on 2 ranks: 3 to a forward are 2 forwards each."""
