@@ -69,7 +69,7 @@ class Balancer:
     Right for losses that are means (or, with ``loss_reduction="sum"``, sums) over samples or other
     units. Local batch normalization sees uneven batches, and a warning says so. Contrastive losses
     over a rank's own batch are not sums over samples, and no weight makes them exact.
-    ``check_loss`` tells what a loss is.
+    ``check_loss`` finds out what a loss is.
 
     Args:
         global_batch_size: samples per optimizer step over all workers. None is the loader's

@@ -36,7 +36,7 @@ def still_wrapped(given: nn.Module, prepared: nn.Module) -> nn.Module:
         prepared: the model, in a DDP of its own perhaps.
 
     Raises:
-        ValueError: the wrapper would go on calling the model without that DDP.
+        ValueError: the wrapper would continue to call the model without that DDP.
     """
     inner = wrapped_model(given)
     if inner is given:
@@ -90,12 +90,12 @@ def as_wrapped(given: Any, prepared: Loader) -> Loader | FabricLoader:
         return prepared
     if not _is_rays(given):
         return FabricLoader(prepared, given._device)
-    # Ray leaves it to the script to tell the sampler its epoch.
+    # Ray leaves it to the script to set the sampler's epoch.
     return FabricLoader(prepared, given.device, counts_epochs=False)
 
 
 def _is_rays(loader: Any) -> bool:
-    """Tell whether a wrapper is Ray Train's: a ``DataLoader`` by class, around the real one."""
+    """Return whether a wrapper is Ray Train's: a ``DataLoader`` by class, around the real one."""
     return hasattr(loader, "_auto_transfer")
 
 
@@ -103,13 +103,13 @@ def _is_rays(loader: Any) -> bool:
 class FabricLoader:
     """A prepared loader that does what Fabric's does: moves batches, and counts epochs.
 
-    Every loop tells the sampler its number, from 0, so that each epoch has an order of its own.
+    Every loop sets its number on the sampler, from 0, so that each epoch has an order of its own.
     All else is the prepared loader's: ``steps``, ``num_samples``, ``add``, ``mean``, ``close``.
 
     Args:
         loader: for training or for evaluation.
         device: where batches go; None leaves them where they are.
-        counts_epochs: whether loops tell the sampler their number. Ray Train's do not.
+        counts_epochs: whether loops set their number on the sampler. Ray Train's do not.
     """
 
     def __init__(
@@ -159,14 +159,14 @@ class FabricLoader:
     def state_dict(self) -> dict[str, Any]:
         """Return where training stands, as the prepared loader does, and the number of the loop.
 
-        A loop that was left early goes on under its own number.
+        A loop that was left early continues under its own number.
         """
         state = self._loader.state_dict()
         unfinished = state["steps_taken"] > 0 and not self._is_over(state)
         return {**state, "num_loops": self._num_loops - unfinished}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next loop go on from ``state``, on every rank.
+        """Have the next loop continue from ``state``, on every rank.
 
         Raises:
             ValueError: as for the prepared loader.
@@ -180,7 +180,7 @@ class FabricLoader:
         self._num_loops += 1
 
     def _is_over(self, state: dict[str, Any]) -> bool:
-        """Tell whether the epoch is over; a stream says so itself, and has no length."""
+        """Return whether the epoch is over; a stream says so itself, and has no length."""
         over = state["finished"] if "finished" in state else state["steps_taken"] == len(self)
         return bool(over)
 

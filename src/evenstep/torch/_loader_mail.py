@@ -1,4 +1,4 @@
-"""What ranks tell each other about a loader, from any thread and without a collective."""
+"""What ranks send each other about a loader, from any thread and without a collective."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class LoaderMail:
     collective: so this is none. Peers, which get the very same batches, do as their first.
 
     Args:
-        mailbox: what this rank tells the others by, once it is connected.
+        mailbox: sends messages of this rank to the others, once it is connected.
         side: the ranks.
         number: of the loader among those of its balancer.
     """

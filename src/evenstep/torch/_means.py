@@ -32,7 +32,7 @@ def mean_over(
         count: over what; None is the units of the step under way.
 
     Raises:
-        RuntimeError: no step is under way that could tell the count.
+        RuntimeError: no step is under way whose units could be the count.
     """
     if count is None:
         count = steps.num_units

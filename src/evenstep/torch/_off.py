@@ -27,7 +27,7 @@ from ._parts import Parts
 class PlainRun:
     """Prepares models and loaders, and is the session, the steps and the ranks of the loaders.
 
-    Step $k$ has the samples that it has in a balanced run. What ranks tell each other goes by
+    Step $k$ has the samples that it has in a balanced run. What ranks send each other goes by
     collectives. A batch counts as trained on when it was handed out.
 
     Args:

@@ -59,7 +59,7 @@ class Runtime(AbstractRuntime):
             from the rank that computes the sample. None leaves them to each rank, as in plain
             training.
         checks_loss: whether ranks compare their gradients to find out if the loss is the mean or
-            the sum that the balancer was told. It ends the run if that is wrong beyond doubt.
+            the sum that the balancer was given. It ends the run if that is wrong beyond doubt.
 
     Raises:
         ValueError: a number is out of range.

@@ -77,7 +77,7 @@ class Parts:
         loaders: that were prepared, for training.
         models: that were prepared.
         counter: counts the units in a batch; None where they are samples.
-        backward: told of every backward.
+        backward: is notified of every backward.
         checks: look for mistakes in the script.
         crew: all ranks; None before they are agreed on.
         reduction: sums gradients by shares; None is plain all-reduce.

@@ -90,7 +90,7 @@ def check_prepared(
 
 
 def check_content(ranks: Collectives, parts: Sequence[Any]) -> None:
-    """Raise on every rank if samplers or data sets hold unlike samples. Collective.
+    """Raise on every rank if samplers or data sets hold different samples. Collective.
 
     Raises:
         ValueError: they do; the message names a sample, its values and the ranks.

@@ -125,12 +125,12 @@ class Session:
         self.exchange.num_loops += 1
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
-        """Have ``listener`` told of every plan once the run is open."""
+        """Have ``listener`` called with every plan once the run is open."""
         self._listeners.append(listener)
 
     @property
     def mailbox(self) -> Mailbox:
-        """What ranks tell each other outside of collectives, once they are connected."""
+        """What ranks send each other outside of collectives, once they are connected."""
         assert self.exchange is not None, "`prepare` comes first"
         return self.exchange.mailbox
 
@@ -174,7 +174,7 @@ class Session:
 
         A peer that dies in the middle of a collective breaks it for the others, with an error
         that names a port. Who it was is known a moment later. Whatever ``error`` is, it ends this
-        script, which the goodbye will tell.
+        script, which the goodbye will say.
         """
         if self.exchange is None:
             return None
@@ -231,7 +231,7 @@ class Session:
         if self.exchange is None:  # with servers: in their first loop
             self.connect(device)
         assert self.exchange is not None
-        # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
+        # On every rank, though rank 0 alone uses it: what it refuses should raise on all of them.
         planner = self._planner(job, has_peers=peers is not None)
         speaks = crew.side.rank == 0 and not (peers is not None and peers.follows)
         self._record = RunRecord(parts.runtime, speaks=speaks)
@@ -301,7 +301,7 @@ class Session:
         return found
 
     def _listen(self, peers: PeerGroup | None) -> None:
-        """Have the loaders told of plans: those of the peer that leads, where this rank follows."""
+        """Have the loaders get the plans: those of the peer that leads, where this rank follows."""
         assert self.exchange is not None
         follows = peers is not None and peers.follows
         for listener in self._listeners:

@@ -97,7 +97,7 @@ class Drain:
             signal.raise_signal(number)  # to the handler that was there before
 
     def _give_back(self) -> None:
-        """Restore what heard the signals before."""
+        """Restore the former handlers of the signals."""
         while self._former:
             number, handler = self._former.popitem()
             signal.signal(number, signal.SIG_DFL if handler is None else handler)

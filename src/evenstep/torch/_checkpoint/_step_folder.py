@@ -143,7 +143,7 @@ def seal(root: Path, step: int, *, world_size: int, digests: Mapping[str, str]) 
     """Write the manifest, have all of it on the disk, and put the folder into its place.
 
     The rename comes last and is all or nothing: a folder of that name is complete, as far as the
-    file system keeps its promises; where it does not, the checksums tell.
+    file system keeps its promises; where it does not, the checksums show it.
     """
     path = partial_folder(root, step)
     body = {

@@ -97,10 +97,10 @@ class Checks(Looks):
 class UnpreparedParameters:
     """Warns once of a parameter that an optimizer trains and no prepared model has.
 
-    As of a critic or a head in a DDP of its own, of which `prepare` was not told. A gradient that
-    comes before the backward has come to a balanced output has no weight; what lies before a
-    balanced model is weighted with it. A gradient that a script fills in, as for copies in single
-    precision, comes by no backward.
+    Such a parameter is one of a critic or a head in a DDP of its own, which `prepare` was not
+    given. A gradient that comes before the backward has come to a balanced output has no weight;
+    what lies before a balanced model is weighted with it. A gradient that a script fills in, as for
+    copies in single precision, comes by no backward.
 
     Args:
         models: all that were prepared.
@@ -116,7 +116,7 @@ class UnpreparedParameters:
         self._handles: dict[int, Any] = {}  # by the id of the parameter, until its next gradient
 
     def look(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hear of the next gradient of what an optimizer is about to change."""
+        """Hook the next gradient of each parameter that an optimizer is about to change."""
         if self._warn.said:
             return
         own = set(map(id, self._models.parameters()))

@@ -110,7 +110,7 @@ class SubmoduleCalls:
                 self._mark(f"{what} was made in the model's forward", tensor)
 
     def _mark(self, what: str, tensor: torch.Tensor) -> None:
-        """Hear if a gradient comes through ``tensor`` to what has read it from now on.
+        """Note whether a gradient comes through ``tensor`` from what reads it from now on.
 
         But not from a later forward, which may read what an earlier one has left.
         """

@@ -56,7 +56,7 @@ def _problem(state: object, kind: str, checks: Mapping[str, Check]) -> str | Non
 
 
 def _is_count(value: object) -> bool:
-    """Tell whether ``value`` is an integer of at least 0, and no truth value."""
+    """Return whether ``value`` is an integer of at least 0, and no truth value."""
     return type(value) is int and 0 <= value < 1 << 63
 
 
@@ -65,7 +65,7 @@ def _is_size(value: object) -> bool:
 
 
 def _is_order(value: object) -> bool:
-    """Tell whether ``value`` is an epoch, a length, and bytes of generators, if anything."""
+    """Return whether ``value`` is an epoch, a length, and bytes of generators, if anything."""
     if type(value) is not list or any(type(number) is not int for number in value):
         return False
     if not value:
@@ -147,7 +147,7 @@ class OrderedForm:
         return "order" if self.num_samples is not None else "batches"
 
     def read(self, state: object) -> dict[str, Any]:
-        """Return ``state`` if a loader of this form can go on from it, or raise ValueError."""
+        """Return ``state`` if a loader of this form can continue from it, or raise ValueError."""
         where = "BalancedLoader.load_state_dict(state=...)"
         num_samples, num_steps = self.num_samples, self.num_steps
         good = _checked(state, where, self._kind, _BATCHED if num_samples is None else _ORDERED)
@@ -232,7 +232,7 @@ class StreamForm:
         )
 
     def read(self, state: object) -> dict[str, Any]:
-        """Return ``state`` if a loader of this form can go on from it, or raise ValueError."""
+        """Return ``state`` if a loader of this form can continue from it, or raise ValueError."""
         where = "StreamLoader.load_state_dict(state=...)"
         good = _checked(state, where, f"stream, {self.kind}", _STREAMED)
         for key, is_now, remedy in (

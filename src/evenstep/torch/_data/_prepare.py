@@ -85,7 +85,7 @@ def balanced_loader(
 
 
 def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
-    """Return what the user said of a stream, or raise: data sets do not tell who reads what."""
+    """Return what the user said of a stream, or raise: data sets do not say who reads what."""
     if stream is not None and stream in get_args(StreamKind):
         return stream
     raise invalid(

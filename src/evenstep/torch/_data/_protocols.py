@@ -152,7 +152,7 @@ class LoaderSteps(Protocol):
         """Take note that this rank asks for more of the step, or waits for its samples."""
 
     def end_claim(self, step: int, num_samples: int) -> None:
-        """Take note that it goes on, with so many samples more of ``step``."""
+        """Take note that it continues, with so many samples more of ``step``."""
 
     def came_to_end(self) -> None:
         """Take note that a loop over the loader came to its end, before ``end_epoch``."""

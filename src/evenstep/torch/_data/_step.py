@@ -195,7 +195,7 @@ class Step:
         """Run forward and backward of every micro-batch, and survive running out of memory.
 
         What does not fit is cut into smaller parts and run again: the step keeps its samples and
-        its gradient, this worker's cap falls, and training goes on. With ``Bounds(max="probe")``
+        its gradient, this worker's cap falls, and training continues. With ``Bounds(max="probe")``
         the first call finds by trial how many samples fit.
 
         Buffers that a forward changes, such as the running statistics of BatchNorm, count samples

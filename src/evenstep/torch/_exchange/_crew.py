@@ -23,7 +23,7 @@ ROLE, SWITCH, OFF = "EVENSTEP_ROLE", "EVENSTEP", "off"
 def role_in(environment: Mapping[str, str]) -> str:
     """Return the role that the environment gives this process, unchecked: a worker by default.
 
-    Unchecked, because all ranks have to hear of one that is none.
+    Unchecked, because all ranks have to be notified of one that is none.
     """
     return environment.get(ROLE, "") or "worker"
 
@@ -203,7 +203,7 @@ class Crew:
         self.side.watch_by(watch)
 
     def close(self) -> None:
-        """End the side groups. The workers' process group stays: models go on with it."""
+        """End the side groups. The workers' process group stays: models continue to use it."""
         if self.side is not self._hall:
             self.side.close()
         self._hall.close()

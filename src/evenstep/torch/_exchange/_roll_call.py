@@ -1,7 +1,7 @@
 """Before the ranks are connected: whether all have come, asked of the process group's store.
 
 Making a process group waits for half an hour for a rank that never comes, and names none. The store
-by which the default group was made tells who is missing.
+by which the default group was made shows who is missing.
 """
 
 from __future__ import annotations

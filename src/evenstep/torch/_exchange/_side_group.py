@@ -1,7 +1,7 @@
 """Ranks once more, over gloo: for what is said outside of the steps, and among peers.
 
 The star of connections is made through the side group of all ranks. Where there is no star yet, as
-in ``prepare``, or none at all, as under ``EVENSTEP=off``, they tell each other by it.
+in ``prepare``, or none at all, as under ``EVENSTEP=off``, they send messages through it.
 
 Ranks that hold parts of one copy of the model, as under tensor parallelism, get one batch for all:
 they are peers. Balancing goes over the data-parallel ranks alone. Each tensor-parallel coordinate
@@ -34,7 +34,7 @@ _Value = TypeVar("_Value")
 
 
 class CollectiveWatch(Protocol):
-    """Hears of losses while a thread cannot."""
+    """Learns of lost workers while a thread waits in a collective."""
 
     def check(self) -> None:
         """Raise if a worker was lost."""
@@ -56,7 +56,7 @@ class Bracket:
     collective breaks, the error names the worker.
 
     Attributes:
-        watch: who hears of losses; None before a run is open, when there is none.
+        watch: learns of lost workers; None before a run is open, when none is lost.
     """
 
     def __init__(self) -> None:
@@ -89,7 +89,7 @@ class Bracket:
 
 
 class Notice(Protocol):
-    """Says whether a rank was told to stop.
+    """Says whether a rank was asked to stop.
 
     Attributes:
         stopping: as of the newest plan point.
@@ -116,7 +116,7 @@ class PeerGroup:
         self._listeners: list[Callable[[Plan], None]] = []
 
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
-        """On a rank that follows: have ``listener`` told of every plan of the leader's."""
+        """Have ``listener`` called with every plan of the leader's, on a rank that follows."""
         self._listeners.append(listener)
 
     def hear(self, plan: Plan) -> None:
@@ -125,7 +125,7 @@ class PeerGroup:
             self._news.append(plan)
 
     def agree(self, plan: Plan, notice: Notice) -> Plan:
-        """Return the leader's plan, once the listeners heard of all up to it: the plan point.
+        """Return the leader's plan, once the listeners got all up to it: the plan point.
 
         Args:
             plan: this rank's own.
@@ -240,7 +240,7 @@ class SideGroup:
             version: of evenstep and its protocol, on this rank.
 
         Raises:
-            ProtocolError: ranks run unlike versions. On all of them, before any reads what
+            ProtocolError: ranks run different versions. On all of them, before any reads what
                 another one wrote.
         """
         side = cls(
@@ -256,7 +256,7 @@ class SideGroup:
         return side
 
     def _check_version(self, version: str) -> None:
-        """Raise, on all ranks, if they run unlike versions."""
+        """Raise, on all ranks, if they run different versions."""
         # Until all are connected: one that refuses its part and leaves at once would break the
         # others' way in, with an error of gloo's in the place of their own.
         texts = torch.zeros(self.world_size, _VERSION_BYTES, dtype=torch.uint8)

@@ -2,10 +2,10 @@
 
 Gloo waits half an hour for a peer that was stopped, and its ``abort()`` wakes no
 thread. Shutting down its TCP connections does, at once, wherever the thread is: inside an
-all-reduce, a barrier of the user's, a backward hook. The collective raises, and the script goes on
-to its own ``finally``.
+all-reduce, a barrier of the user's, a backward hook. The collective raises, and the script
+continues to its own ``finally``.
 
-Nothing in torch tells which connections are gloo's, so they are told by where they lead. Of the
+Nothing in torch says which connections are gloo's, so they are found by where they lead. Of the
 connections of this process, gloo's go to an address of a rank, are no socket object of Python's,
 and do not lead to the store. A connection of the user's own that is all of that as well would be
 broken off too; that is done only to end a run in which a rank was lost. Ray's connections are of

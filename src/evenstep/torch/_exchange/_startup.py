@@ -65,7 +65,7 @@ def describe_device(device: torch.device) -> str:
 
 
 def _identity(device: torch.device) -> str:
-    """Return a name of the device that no other on its host has, where it can be told."""
+    """Return a name of the device that no other on its host has, where one is known."""
     if device.type == "cuda":
         return f"cuda {torch.cuda.get_device_properties(device).uuid}"
     return device.type

@@ -35,7 +35,7 @@ _COMPILERS = (
 
 
 def is_in_collective(thread_id: int) -> bool:
-    """Tell whether the thread's innermost Python code is a backward's, DDP's, FSDP2's or our own.
+    """Return whether the thread's innermost Python code is a backward's, DDP's, FSDP2's or our own.
 
     Our own are the balancer's collectives outside of the steps. An error raised in there leaves no
     note that it is over, and its handler may be saving a checkpoint: that must not be ended.

@@ -77,7 +77,7 @@ _REMEDY = "Have `collate_fn` lay samples along the first dimension, or set `Boun
 
 
 class Layout:
-    """Cuts batches by their samples: it tells which members have one entry per sample.
+    """Cuts batches by their samples: it finds out which members have one entry per sample.
 
     Two batches that differ in size alone are compared: what has as many entries as samples in both
     has one for each. A length by itself says nothing: a batch of 64 may hold 64 class weights.
@@ -104,7 +104,7 @@ class Layout:
             sizes: of the parts, positive, adding up to ``num_samples``.
 
         Raises:
-            ValueError: nothing in the batch has one entry per sample, or that cannot be told.
+            ValueError: nothing in the batch has one entry per sample, or that is unclear.
         """
         parts, first = [], 0
         for size in sizes:
@@ -125,7 +125,7 @@ class Layout:
         """Return the outermost members of ``batch`` that have one entry per sample.
 
         Raises:
-            ValueError: there is none, or one that cannot be told.
+            ValueError: there is none, or one for which that is unclear.
         """
         found: list[Any] = []
         done: list[Path] = []

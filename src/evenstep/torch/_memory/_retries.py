@@ -28,7 +28,7 @@ _SIGNS = (
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Tell whether ``error`` says that memory, the device's or the host's, ran out."""
+    """Return whether ``error`` says that memory, the device's or the host's, ran out."""
     if isinstance(error, torch.OutOfMemoryError | MemoryError):
         return True
     text = str(error).lower()
@@ -92,7 +92,7 @@ def probe(
         through: runs the backward of a loss.
         most: largest size worth knowing, at least 1.
         smallest: samples that one forward needs at least.
-        layout: tells what of a batch has one entry per sample.
+        layout: finds out what of a batch has one entry per sample.
         models: whose gradients and buffers are put back, and whose backwards do not synchronise.
 
     Raises:
@@ -158,7 +158,7 @@ class Retries:
 
     Args:
         models: those of the run.
-        steps: are told of forwards and limits.
+        steps: are notified of forwards and limits.
         layout: finds out what of a batch has one entry per sample; asked once, when it is needed.
         loss_reduction: what a loss does over the samples of a forward, ``"mean"`` or ``"sum"``.
         smallest: gives the samples that one forward needs at least, positive.
@@ -312,7 +312,7 @@ class Retries:
         return torch.stack([size / count * loss for loss, size in counted]).sum()
 
     def _touched(self, *, fresh: bool) -> bool:
-        """Tell whether a backward that failed may have changed a gradient."""
+        """Return whether a backward that failed may have changed a gradient."""
         if not fresh:
             return True
         return any(parameter.grad is not None for parameter in self._models.parameters())

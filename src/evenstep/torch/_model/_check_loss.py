@@ -14,7 +14,7 @@ from ._units import UnitCounter
 
 LossKind = Literal["mean", "sum", "units", "neither"]
 
-_LEAST = 6  # samples, for three parts of unlike sizes
+_LEAST = 6  # samples, for three parts of different sizes
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +78,7 @@ def check_loss(
 
     Raises:
         ValueError: the loss is something else, and the message says what, with the remedy; or this
-            batch is not sufficient to tell.
+            batch is not sufficient to find out.
     """
     _check_tensors(tensors)
     whole = _evaluate(loss_fn, tensors)

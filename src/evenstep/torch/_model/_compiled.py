@@ -1,4 +1,4 @@
-"""Models under ``torch.compile``: how they are told, and how the balancer's hooks stay outside.
+"""Models under ``torch.compile``: how to recognise them and keep the balancer's hooks outside.
 
 Whatever of ours runs at a forward (the weight, the clock, the marks on inputs) runs outside of what
 is compiled: traced, it would split graphs and leave guards on what changes at every step.
@@ -36,7 +36,7 @@ def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
 
 
 def is_compiled(module: nn.Module) -> bool:
-    """Tell whether ``module`` as a whole is compiled."""
+    """Return whether ``module`` as a whole is compiled."""
     return original_of(module) is not module or _in_place(module) is not None
 
 
@@ -152,8 +152,8 @@ class Surround:
     Args:
         module: the module.
         first: called with module, arguments and keywords before every forward, and before all
-            other hooks, the user's included. Each returns None, or the inputs and keywords to go
-            on with.
+            other hooks, the user's included. Each returns None, or the inputs and keywords to
+            continue with.
         before: likewise, after the user's.
         after: called with the output too after every forward; its answer is taken.
 

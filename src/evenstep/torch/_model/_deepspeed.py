@@ -31,7 +31,7 @@ CALLS = (
 
 
 def is_engine(module: nn.Module) -> bool:
-    """Tell whether ``deepspeed.initialize`` made it."""
+    """Return whether ``deepspeed.initialize`` made it."""
     kind = getattr(sys.modules.get("deepspeed"), "DeepSpeedEngine", None)
     return kind is not None and isinstance(module, kind)
 

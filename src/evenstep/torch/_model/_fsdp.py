@@ -1,11 +1,11 @@
 """FSDP2: which ranks average its gradients, and the settings under which counts may differ.
 
 Gathering a layer's parameters and scattering its gradients are collectives in the middle of
-forward and backward, so ranks with unlike numbers of micro-batches would wait for each other for
-ever. So all ranks make as many, of unlike sizes, and a step takes the memory that it would take
-without evenstep. Where that cannot be (claims, ``vary="count"``), parameters are gathered once, at
-the start of the step, kept whole until the last backward, and gradients are reduced in that one
-alone. The price is the memory of full parameters.
+forward and backward, so ranks with different numbers of micro-batches would wait for each other
+for ever. So all ranks make as many, of different sizes, and a step takes the memory that it would
+take without evenstep. Where that cannot be (claims, ``vary="count"``), parameters are gathered
+once, at the start of the step, kept whole until the last backward, and gradients are reduced in
+that one alone. The price is the memory of full parameters.
 
 Wrong, and refused, where a rank's gradients are not averaged over just the balanced ranks.
 """
@@ -80,13 +80,13 @@ def device_of_fsdp(module: nn.Module) -> torch.device | None:
 
 
 def is_fsdp(module: nn.Module) -> bool:
-    """Tell whether FSDP, of either kind, shards ``module`` or a part of it."""
+    """Return whether FSDP, of either kind, shards ``module`` or a part of it."""
     kinds = tuple(filter(None, map(_loaded, ("FSDPModule", _FSDP1))))
     return any(isinstance(part, kinds) for part in module.modules())
 
 
 def refuse_other_kinds(module: nn.Module) -> None:
-    """Raise for FSDP1, whose steps cannot be told apart, and for tensor parallelism without FSDP2.
+    """Raise for FSDP1, whose steps cannot be distinguished, and tensor parallelism without FSDP2.
 
     Raises:
         ValueError: the message names the remedy.
@@ -165,7 +165,7 @@ class Shards:
             handle.wait()
 
     def enter(self, module: nn.Module, inputs: Any, keywords: Any) -> None:
-        """Hear that a forward begins: without gradients it leaves no parameter whole.
+        """Note that a forward begins: without gradients it leaves no parameter whole.
 
         Those that are whole already are kept: it comes among the micro-batches of a step.
         """
@@ -177,7 +177,7 @@ class Shards:
         )
 
     def leave(self, module: nn.Module, inputs: Any, keywords: Any, output: Any) -> Any:
-        """Hear that it is over."""
+        """Note that the forward is over: one without gradients leaves no parameter whole."""
         if self._gives_up:
             self.reshard()
         return output

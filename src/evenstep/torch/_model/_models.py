@@ -34,7 +34,7 @@ class BalancedModel:
 
     Args:
         module: the model; wrapped into DDP by the caller where it was plain.
-        backward: told of every backward.
+        backward: is notified of every backward.
         steps: know to which batch a forward belongs.
         watch: marks what compiled models are given.
         number: the model's, in the order of ``prepare``.
@@ -172,7 +172,7 @@ def _broadcasts(ddp: DistributedDataParallel) -> bool:
 
 
 def forward_is_collective(modules: Iterable[nn.Module]) -> bool:
-    """Tell whether a forward of any of ``modules`` is a collective, in an evaluation too.
+    """Return whether a forward of any of ``modules`` is a collective, in an evaluation too.
 
     FSDP gathers parameters in every forward. DDP broadcasts buffers in a forward that follows one
     with gradients: the first of an evaluation under ``torch.no_grad()``, and all without it.
@@ -264,7 +264,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 
 def has_local_batch_norm(module: nn.Module) -> bool:
-    """Tell whether a layer normalises over the rank's own samples alone."""
+    """Return whether a layer normalises over the rank's own samples alone."""
     return any(
         isinstance(layer, LocalNorm) and not isinstance(layer, nn.SyncBatchNorm)
         for layer in module.modules()
@@ -332,7 +332,7 @@ class PreparedModels(list[BalancedModel]):
         return any(model.ddp is not None for model in self)
 
     def expect_forward(self) -> None:
-        """Hear that a forward comes next, which may break off."""
+        """Note that a forward comes next, which may break off."""
         self.end_forward()
         self._through = False
         for model in self:
@@ -341,7 +341,7 @@ class PreparedModels(list[BalancedModel]):
                 self._hooks.append(model.module.register_forward_hook(self._note))
 
     def end_forward(self) -> None:
-        """Hear that it has not, and that its backward is over too."""
+        """Note that it has not broken off, and that its backward is over too."""
         for hook in self._hooks:
             hook.remove()
         self._hooks.clear()

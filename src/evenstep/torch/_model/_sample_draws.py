@@ -287,7 +287,7 @@ def _refused(got: str, remedy: str) -> ValueError:
 
 
 def _is_checkpointed() -> bool:
-    """Tell whether a frame of ``torch.utils.checkpoint`` is around this one."""
+    """Return whether a frame of ``torch.utils.checkpoint`` is around this one."""
     frame = inspect.currentframe()
     while frame is not None:
         if frame.f_code.co_filename == torch.utils.checkpoint.__file__:

@@ -27,7 +27,7 @@ class SecondBackward:
     place of a loss, is noted for the batch of the forward: DDP has averaged in it.
 
     Args:
-        ddp: the model. Its newest forward tells it whether a backward is to be reduced.
+        ddp: the model. Its newest forward sets whether a backward is to be reduced.
         backward: knows the backward under way.
         hook: knows the forwards whose backward DDP waits for.
     """

@@ -69,7 +69,7 @@ def check_engine(
         task: gives its number.
 
     Raises:
-        ValueError: callbacks come in another order, or backwards cannot be told apart.
+        ValueError: callbacks come in another order, or backwards cannot be distinguished.
     """
     seen: list[tuple[str, int]] = []
     try:

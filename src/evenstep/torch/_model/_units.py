@@ -106,7 +106,7 @@ def count_tokens(batch: Any, *, shifts: Callable[[], bool]) -> int:
 
     Args:
         batch: as the loop gets it.
-        shifts: tells whether the model shifts labels; asked only where that makes a difference.
+        shifts: returns whether the model shifts labels; called only where that makes a difference.
 
     Raises:
         ValueError: the batch is no mapping, or holds none of them.
@@ -130,7 +130,7 @@ def count_tokens(batch: Any, *, shifts: Callable[[], bool]) -> int:
 
 
 def warned_of_tokens(module: nn.Module) -> bool:
-    """Warn if a model of transformers returns a mean over tokens; tell whether it does."""
+    """Warn if a model of transformers returns a mean over tokens; return whether it does."""
     ddp = ddp_of(module)
     model = original_of(module) if ddp is None else ddp.module
     loss_type = _loss_type(model)
@@ -146,12 +146,12 @@ def warned_of_tokens(module: nn.Module) -> bool:
 
 
 def shifts_labels(modules: Iterable[nn.Module]) -> bool:
-    """Tell by the kind of the models whether their loss predicts ``labels[..., 1:]``.
+    """Return whether the loss of models of this kind predicts ``labels[..., 1:]``.
 
     Never by a batch: a model that copies its input has labels like a causal one's.
 
     Raises:
-        ValueError: no model tells, or they differ.
+        ValueError: no model says so, or they differ.
     """
     outer = list(modules)
     told = set(map(shifting, outer)) - {None}
@@ -167,12 +167,12 @@ def shifts_labels(modules: Iterable[nn.Module]) -> bool:
 
 
 def shifting(model: nn.Module) -> bool | None:
-    """Tell whether a model, or the outermost part of it that tells, shifts labels; else None."""
+    """Return whether a model, or its outermost part that says so, shifts labels; else None."""
     return next((told for told in map(_shifts, model.modules()) if told is not None), None)
 
 
 def _shifts(module: nn.Module) -> bool | None:
-    """Tell whether a module shifts labels, by transformers' own rule; None where it has none."""
+    """Return whether a module shifts labels, by transformers' own rule; None where it has none."""
     if (loss_type := _loss_type(module)) is None:
         return None
     is_encoder_decoder = getattr(getattr(module, "config", None), "is_encoder_decoder", False)

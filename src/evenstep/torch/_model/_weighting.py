@@ -36,14 +36,14 @@ from .._step._uses import ForwardUse
 
 
 class Backward:
-    """Tells once for every backward that it is done, however many outputs it started from.
+    """Reports once for every backward that it is done, however many outputs it started from.
 
     The engine calls back in the order of asking. The output's node runs first in a backward and
     asks first, DDP asks when its last bucket is ready: so ``backward_done`` comes before DDP waits
     for the others, and what is asked for inside of it comes after that wait.
 
     Args:
-        steps: are told.
+        steps: are notified.
 
     Attributes:
         task: the engine's number of the backward under way; None outside of one.
@@ -170,7 +170,7 @@ def scale(
     Args:
         value: a model's output, or a loss.
         use: the forward that it comes from.
-        backward: told of every backward through it.
+        backward: is notified of every backward through it.
         first_order: whether a backward that builds a graph is refused. It is at a model's output,
             where the weight would enter a non-linear term; at the loss it is linear.
     """
@@ -273,14 +273,14 @@ class ForwardHook:
     """Forward hooks for the user's outermost module.
 
     Args:
-        steps: are told of forwards.
-        backward: told at every backward through the output.
+        steps: are notified of forwards.
+        backward: is notified at every backward through the output.
         watch: marks inputs, where the model is compiled after it was prepared; None leaves that to
             another hook.
         model: the model's number, in the order of ``prepare``.
         weighs: whether the output is scaled; ``Balancer.weight`` does it otherwise.
         ddp: the model's: it knows whether the backward of a forward made now reduces gradients.
-            None for other wrappers: how a model is sharded does not tell.
+            None for other wrappers: how a model is sharded does not show that.
 
     Attributes:
         awaited: the newest forwards that are reduced; DDP waits for a backward of some.
@@ -356,7 +356,7 @@ class ForwardHook:
         return scaled
 
     def _waits(self) -> bool:
-        """Tell whether DDP waits for a backward still, of one of the newest forwards."""
+        """Return whether DDP waits for a backward still, of one of the newest forwards."""
         for use in self.awaited:
             if not use.reduces:
                 return False
@@ -364,7 +364,7 @@ class ForwardHook:
 
 
 def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:
-    """Tell whether one of ``tensors`` was computed from a scaled output.
+    """Return whether one of ``tensors`` was computed from a scaled output.
 
     Walks the autograd graph back to scaled outputs, which inputs rarely have: data needs none.
 

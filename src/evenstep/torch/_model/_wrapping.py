@@ -90,7 +90,7 @@ class Wrapping:
 
     @property
     def is_blind(self) -> bool:
-        """Whether computing cannot be told from waiting, so that no time is known."""
+        """Whether computing cannot be distinguished from waiting, so that no time is known."""
         return any(part.has_own_collectives for part in self.shards)
 
     def open(self, policy: AbstractPolicy[Any]) -> None:
@@ -149,8 +149,8 @@ class _Meeting(StepObserver):
     """Has all ranks meet before the first forward of a step; that is no time of their own.
 
     FSDP2's layers are made whole there, if ranks differ in their forwards. So are several DDPs made
-    ready, in steps of unlike numbers of forwards. Two of a DDP's forwards are collective: the first
-    after its first backward, which settles its buckets, and the first of every step where it
+    ready, in steps of different numbers of forwards. Two of a DDP's forwards are collective: the
+    first after its first backward, which settles its buckets, and the first of every step where it
     broadcasts buffers. With one model all ranks meet there. With two, a rank of one micro-batch
     goes from the first model's forward to its all-reduce, while one of two goes to the second
     model's forward: both wait for ever. So both collectives run here, for all models in the order
@@ -188,7 +188,7 @@ class _Meeting(StepObserver):
 
 @final
 class _ShardedForwards(StepObserver):
-    """Tells of the collectives of a step, which begin in its last forward or are in each."""
+    """Reports the collectives of a step, which begin in its last forward or are in each."""
 
     def __init__(self, exchange: Exchange, meeting: _Meeting) -> None:
         self._exchange, self._meeting = exchange, meeting
@@ -214,7 +214,7 @@ def _refuse_static_graph(model: BalancedModel) -> None:
 
 
 def _refuse_sync_batch_norm(module: nn.Module) -> None:
-    """Raise for a collective in the forward: ranks with unlike counts would wait for ever."""
+    """Raise for a collective in the forward: ranks with different counts would wait for ever."""
     if any(isinstance(layer, nn.SyncBatchNorm) for layer in module.modules()):
         raise invalid(
             "A model in a loop over `loader.steps()`",

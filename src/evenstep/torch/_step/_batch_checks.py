@@ -31,7 +31,7 @@ class StrangeRows:
     That is right where one loss is a mean over the batch's samples, and wrong where the rows have a
     loss of their own.
 
-    Mostly their number tells. Rows of which a step has a multiple of the batch's are the batch:
+    Mostly their number shows it. Rows of which a step has a multiple of the batch's are the batch:
     views of it, or parts. Others may be a copy of what a batch holds beside its rows, such as the
     nodes of its graphs: from the second such step on their values are looked at. A weight of 1 is
     right for any loss.
@@ -80,7 +80,7 @@ class StrangeRows:
 
 
 class LostRows:
-    """Tells whether a batch has its rows; warns once where ``collate_fn`` left samples out.
+    """Checks whether a batch has its rows; warns once where ``collate_fn`` left samples out.
 
     So it does where the tensors of a batch have fewer rows, all as many, and those of another batch
     of this form had one for each sample. A single row may be several samples that are packed.
@@ -95,7 +95,7 @@ class LostRows:
         self._forms: set[tuple[int, ...]] = set()
 
     def has(self, tensors: Sequence[torch.Tensor], size: int, *, units: float | None) -> bool:
-        """Tell whether one of a batch's tensors has a row for each sample, or it has none.
+        """Return whether one of a batch's tensors has a row for each sample, or it has none.
 
         Args:
             tensors: of the batch.
@@ -178,7 +178,7 @@ class BlindWatch:
 
 
 class UnevenParts(OneWarning):
-    """Warns once of a batch that was forwarded in parts of unlike sizes."""
+    """Warns once of a batch that was forwarded in parts of different sizes."""
 
     def look(self, uses: Sequence[ForwardUse]) -> None:
         """Look at the forwards of which a reduction was made."""
@@ -198,7 +198,7 @@ class UnevenParts(OneWarning):
 
 
 def _has_others(ticket: Ticket) -> bool:
-    """Tell whether a batch's forwards had rows that are no parts of it.
+    """Return whether a batch's forwards had rows that are no parts of it.
 
     A single row may be several samples that are packed.
     """

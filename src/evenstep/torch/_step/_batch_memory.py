@@ -38,7 +38,7 @@ class _Part(Generic[T]):
     version: int
 
     def share(self, tensor: torch.Tensor) -> float | None:
-        """Return which part of the rows ``tensor`` has; None where that cannot be told."""
+        """Return which part of the rows ``tensor`` has; None where that is unknown."""
         if tensor.numel() == self.size:
             return 1.0
         if not (tensor.ndim and self.stride) or tensor.stride(0) % self.stride:
@@ -72,7 +72,7 @@ class Found(NamedTuple, Generic[T]):
 
     Attributes:
         owners: those it may be, the newest last; none if the inputs are those of several.
-        share: which part of the rows they have; None where that cannot be told.
+        share: which part of the rows they have; None where that is unknown.
         is_changed: whether the memory was written to since it was handed out.
     """
 
@@ -154,7 +154,7 @@ class BatchMemory(Generic[T]):
 
 
 def has_memory(tensor: Any) -> bool:
-    """Tell whether ``tensor`` has rows in memory of its own: no sparse, nested or meta tensor."""
+    """Return whether ``tensor`` has rows in memory of its own: no sparse, nested or meta tensor."""
     if tensor.layout is not torch.strided or tensor.is_meta or tensor.is_nested:
         return False
     return bool(tensor.numel() > 0)
@@ -190,7 +190,7 @@ class Peek:
             return cls(tensor.shape[0], tensor.shape[1:], _some(tensor))
 
     def shows(self, tensor: torch.Tensor) -> bool:
-        """Tell whether ``tensor`` may begin with a copy: moved, or cast to another type.
+        """Return whether ``tensor`` may begin with a copy: moved, or cast to another type.
 
         A tensor on a device is waited for. Only what leaves its batch open gets here.
         """

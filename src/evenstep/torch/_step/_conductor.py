@@ -113,9 +113,9 @@ class StepConductor:
             tells_samples: whether forwards need to know their samples, with a single rank as well.
             at_random: whether samples are drawn so, for the check of the loss; None is no check.
             measures: what is read beside the time.
-            versions: tells by a number whether parameters have changed.
+            versions: shows by a number whether parameters have changed.
             peers: ranks that get the very same batches; None if there are none.
-            observers: hear how every step goes, besides ``watch``.
+            observers: are notified of how every step goes, besides ``watch``.
         """
         self._exchange, self.recorder = exchange, recorder
         recorder.looks = self.looks
@@ -200,7 +200,7 @@ class StepConductor:
         weight, key = self._weights.of(opened, num_samples, part.units)
         if self._outputs.resting is not opened.plan and opened.num_forwards == 0:
             self._outputs.begin_step(opened)
-        # In a loop that uses each batch before the next one, there is nothing to be told apart.
+        # In a loop that uses each batch before the next one, there is nothing to distinguish.
         loop = self._loop
         peeks = loop.num_batches < _NUM_PEEKED or loop.looks_ahead
         loop.num_batches += 1
@@ -231,7 +231,7 @@ class StepConductor:
         self.recorder.pause()
 
     def end_claim(self, step: int, num_samples: int) -> None:
-        """Go on with what was claimed of ``step``; the wait counts as one for input."""
+        """Continue with what was claimed of ``step``; the wait counts as one for input."""
         opened = self._steps[step]  # not always the one under way: a loop may fetch ahead
         opened.num_samples += num_samples
         opened.data_s += self.recorder.resume()
@@ -254,12 +254,12 @@ class StepConductor:
             step.num_forwards -= 1
 
     def came_to_end(self) -> None:
-        """Hear that a loop came to its end, and no error ended it: no forward may follow."""
+        """Note that a loop came to its end, and no error ended it: no forward may follow."""
         if self._step is not None and self._step.num_backwards and self._trains():
             self._check_over()
 
     def end_epoch(self) -> None:
-        """Hear that a loop is over: batches that it fetched ahead may still be used."""
+        """Note that a loop is over: batches that it fetched ahead may still be used."""
         self._tickets.end_loop()
         self._loop.end_loop()
         self._handed_out_s = None
@@ -319,12 +319,12 @@ class StepConductor:
         return use
 
     def outside(self) -> None:
-        """Hear of a forward in training that belongs to no batch that was handed out."""
+        """Note a forward in training that belongs to no batch that was handed out."""
         if self._loop.newest >= 0 and not self._is_alone:
             self._blind.outside()
 
     def end_use(self) -> None:
-        """Hear that the forward is over."""
+        """Note that the forward is over."""
         self._watch.num_samples = 0
         self.recorder.open_gap()
 

@@ -38,5 +38,5 @@ class Looks:
             self.due = max(_SECOND, 1 << num_steps.bit_length())
 
     def before_optimizer(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hear that an optimizer steps: for the first time, or in a look."""
+        """Note that an optimizer steps: for the first time, or in a look."""
         self.optimizers.add(optimizer)

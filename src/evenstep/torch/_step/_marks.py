@@ -43,7 +43,7 @@ class Recorder:
     Args:
         meter: makes times of marks.
         count: how many collectives this process has begun; None with no other rank to wait for,
-            or where none is to be told from computing.
+            or where none can be distinguished from computing.
         clues: makes more of what was noted; None where no other rank would wait.
 
     Attributes:
@@ -51,7 +51,7 @@ class Recorder:
         mark: of the clock.
         meter, clues: as given.
         thread_id: of the thread that trains; 0 before the first step.
-        looks: hear of optimizers.
+        looks: are notified of optimizers.
         handles: of what notes something here, removed at the close.
         notes: what is not worked out yet.
         note: has a call made once all so far is worked out; a tuple with what it is called with.
@@ -184,7 +184,7 @@ class Recorder:
     def block(self, phase: Phase) -> Iterator[None]:
         """Return a context whose time is that of ``phase``, such as an evaluation: no computing.
 
-        One that goes on past its step is left out of none: a loop over an evaluation may be left
+        One that continues past its step is left out of none: a loop over an evaluation may be left
         alone, and its iterator ends when Python drops it. On another thread it counts nothing.
         """
         counts = threading.get_ident() == self.thread_id
@@ -217,7 +217,7 @@ class Recorder:
             return self.meter.timeline.take(least_s=least_s)
 
     def close(self) -> None:
-        """Hear of nothing any more."""
+        """Take the hooks off: nothing more is noted."""
         for handle in self.handles:
             handle.remove()
 
@@ -241,7 +241,7 @@ class Recorder:
 
 
 def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> list[Any]:
-    """Have a recorder hear of the steps of optimizers, as long as it lives.
+    """Notify a recorder of the steps of optimizers, as long as it lives.
 
     A step that is compiled runs no hook: in its graph a hook would be a break.
     """

@@ -18,9 +18,9 @@ class StepMeter:
     The gaps between forwards and backwards are left out where a collective began in them, as with
     a loss that is averaged over ranks for a log before its backward: the fast ranks wait there for
     the slow one, and all would look alike. Only the rest of such a gap is lost, such as the loss
-    itself. Collectives inside a model's forward cannot be told from computing.
+    itself. Collectives inside a model's forward cannot be distinguished from computing.
 
-    It is told of marks that were set, in their order, perhaps much later and on another thread.
+    It receives the marks that were set, in their order, perhaps much later and on another thread.
 
     Args:
         clock: sets the marks.
@@ -30,7 +30,7 @@ class StepMeter:
         timeline: what else the time of a step went to.
     """
 
-    _mixes = False  # whether computing and waiting cannot be told apart
+    _mixes = False  # whether computing and waiting cannot be distinguished
 
     def __init__(self, clock: AbstractClock) -> None:
         self.clock = clock
@@ -66,7 +66,7 @@ class StepMeter:
             self._block = self._begin, at
 
     def leave(self, at: Any) -> None:
-        """End it; one that goes on past its step is left out of none."""
+        """End it; one that continues past its step is left out of none."""
         if self.timeline.leave(at=at) and self._block is not None:
             (step, begin), self._block = self._block, None
             if self._begin is step:
@@ -131,7 +131,7 @@ class StepMeter:
 
 @final
 class BlindMeter(StepMeter):
-    """Gives no time: for steps in which computing and waiting cannot be told apart."""
+    """Gives no time: for steps in which computing and waiting cannot be distinguished."""
 
     _mixes = True
 

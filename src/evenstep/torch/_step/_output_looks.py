@@ -1,4 +1,4 @@
-"""What the gradient that a loss sends into a model tells: is it finite, what does it divide by."""
+"""What the gradient that a loss sends into a model shows: is it finite, what does it divide by."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _CHUNK = 1 << 14  # elements that are copied at once, in the cache
 class Look:
     """Sums over a gradient or a loss, which a device may not have computed yet.
 
-    From a device it is copied into pinned memory, on the stream that makes it, and an event tells
+    From a device it is copied into pinned memory, on the stream that makes it, and an event shows
     when it is there: the host never waits for it.
 
     Args:
@@ -67,7 +67,7 @@ def look_at(
 
     Args:
         tensor: of one that is spread over ranks, this rank's part is looked at.
-        looks: gets what is left to be told; nothing for what is known to be finite.
+        looks: gets what is left to be read; nothing for what is known to be finite.
         output: which output it is of, to have its scale; None for its sum.
         is_half: whether it was computed in half precision; None if its type says so.
     """
@@ -106,7 +106,7 @@ def _by_row(tensor: torch.Tensor) -> torch.Tensor:
 
 @final
 class OutputWatch:
-    """Tells rank 0 in which steps a loss was not finite, and of the scales of gradients.
+    """Reports to rank 0 in which steps a loss was not finite, and the scales of gradients.
 
     Args:
         exchange: carries the news.
@@ -183,7 +183,7 @@ def _mean_of_logs(parts: Mapping[Ticket, tuple[float, float]]) -> tuple[float, f
     """Return scale, size and the variance of the scale's logarithm, for parts of a batch.
 
     Of a sum over n rows that are drawn alike, it is $\\sum s_i^2 / s^2 - 1 / n$. A single number,
-    as a loss, tells nothing of its rows: they are taken to scatter by their own mean.
+    as a loss, says nothing of its rows: they are taken to scatter by their own mean.
     """
     logs = sizes = variance = 0.0
     for ticket, (scale, squares) in parts.items():

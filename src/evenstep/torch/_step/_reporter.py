@@ -1,4 +1,4 @@
-"""What rank 0 is told of each step: as early as it can be complete."""
+"""What is reported to rank 0 of each step: as early as it can be complete."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Measure(Protocol):
     """Reads something beside a step's time."""
 
     def begin(self) -> None:
-        """Hear that a step begins."""
+        """Note that a step begins."""
 
     def read(self) -> dict[str, Any]:
         """Return fields of the step's report, now that its backward is done."""
@@ -78,8 +78,8 @@ class MachineMeasure:
 class Reporter:
     """Sends one message a step, with the measurements that are complete by then.
 
-    Measuring is nothing that training needs: where it fails, rank 0 hears of it, which has all
-    ranks go on with equal sizes, and nothing is read any more.
+    Measuring is nothing that training needs: where it fails, rank 0 is notified and has all ranks
+    continue with equal sizes, and nothing is read any more.
 
     Args:
         exchange: carries reports.
@@ -113,7 +113,7 @@ class Reporter:
         self.limit: int | None = None
         self._telling = Lock()  # the channel's thread makes reports
         self._has_failed = False
-        self._fault = ""  # to be told with the next report
+        self._fault = ""  # to be sent with the next report
 
     def begin_step(self) -> None:
         """Have a step begin for all that is read, if there is something, or too much was noted."""
@@ -152,7 +152,7 @@ class Reporter:
         self._exchange.report(step.number, made, is_used=is_used)
 
     def close(self) -> None:
-        """Tell where the time of the last steps went, as far as a device is through with them."""
+        """Report where the time of the last steps went, as far as a device is through with them."""
         try:
             self._recorder.settle()
             times = self._times(least_s=0.0)
@@ -182,7 +182,7 @@ class Reporter:
             self._pending.append((step, time, fields))
 
     def _times(self, *, least_s: float) -> list[Message]:
-        """Return what there is to tell of where the time went, once it is of so many seconds."""
+        """Return what there is to report of where the time went, once it is of so many seconds."""
         times: list[Message] = []
         with self._telling:
             clues = self._recorder.clues
@@ -210,7 +210,7 @@ class Reporter:
         return fields
 
     def _give_up(self, step: int | None, error: Exception) -> None:
-        """Read nothing any more, and have rank 0 hear why."""
+        """Read nothing any more, and report to rank 0 why."""
         if not self._has_failed:
             log_fault(
                 step, error, "All ranks go on with equal batch sizes for the rest of the run."

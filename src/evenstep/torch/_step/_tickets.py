@@ -15,10 +15,10 @@ come back for another batch.
 
 The order in which batches are handed out and used is no evidence: a loop may fetch ahead, keep
 batches and use them again. But where batches are nothing but indices, from which a loop makes its
-inputs, neither memory nor values tell. A forward belongs to the oldest unused one then, if that has
-as many rows; a loop that leaves one out has to name the others, or ranks differ.
+inputs, neither memory nor values decide. A forward belongs to the oldest unused one then, if it
+has as many rows; a loop that leaves one out has to name the others, or ranks differ.
 
-Where nothing tells, the weight is an error that names the remedy, raised in the backward, as a
+Where nothing decides, the weight is an error that names the remedy, raised in the backward, as a
 forward without one (an evaluation) needs no weight.
 """
 
@@ -87,7 +87,7 @@ Weight = float | Callable[[], float]
 """What a gradient is multiplied by: known in the forward, or asked for in the backward."""
 
 # A batch that was fetched and has not been used after so many others: no prefetcher looks so far
-# ahead. It can still be told by identity.
+# ahead. It can still be recognised by identity.
 _MOST_WAITING = 64
 _MOST_PEEKS = 8  # tensors of a batch that are looked at
 
@@ -137,11 +137,11 @@ class Ticket:
     other_rows: int = 0
 
     def shows_in(self, tensor: torch.Tensor) -> bool:
-        """Tell whether ``tensor`` begins with a copy of a tensor of the batch."""
+        """Return whether ``tensor`` begins with a copy of a tensor of the batch."""
         return any(peek.shows(tensor) for peek in self._looks())
 
     def may_hold(self, tensors: Sequence[torch.Tensor]) -> bool:
-        """Tell whether ``tensors`` may be copies of what the batch holds beside rows, or packed.
+        """Return whether ``tensors`` may be copies of what the batch holds beside rows, or packed.
 
         As nodes of graphs, of which each batch has another number. They may also where nothing is
         left of the batch to be compared with.
@@ -157,7 +157,7 @@ class Ticket:
         )
 
     def ends_in(self, tensor: torch.Tensor) -> bool:
-        """Tell whether ``tensor`` begins with a copy of one of the batch's, and goes on.
+        """Return whether ``tensor`` begins with a copy of one of the batch's, and continues.
 
         Several views of one batch have as many rows each; a part of it has fewer.
         """
@@ -176,10 +176,10 @@ class Ticket:
         return max(self.num_samples, 1)
 
     def fits(self, rows: Iterable[int], views: Iterable[int]) -> bool:
-        """Tell whether so many rows may be the batch's, or so many some views of each.
+        """Return whether so many rows may be the batch's, or so many some views of each.
 
         Args:
-            rows: of inputs, as far as they can be told.
+            rows: of inputs, as far as they are known.
             views: those of which there may be several for each sample.
         """
         size = self.size
@@ -192,8 +192,8 @@ class Match(NamedTuple):
     Attributes:
         tickets: those it may belong to, the oldest first; one if it is certain.
         weight: of its gradient.
-        share: which part of the batch it has, where the inputs tell; None where they do not.
-        is_open: whether nothing here tells which of the tickets it is: the weight raises.
+        share: which part of the batch it has, where the inputs show it; None where they do not.
+        is_open: whether nothing here shows which of the tickets it is: the weight raises.
         is_certain: whether there is no doubt which ticket it is.
         other_rows: how many rows the inputs have, where they are not those of a batch in use.
     """
@@ -346,7 +346,7 @@ class Tickets:
         return Match(tuple(live), not_told([one.num_samples for one in live]), is_open=True)
 
     def _by_memory(self, found: Found[Ticket]) -> Match | None:
-        """Return whose memory it is; None if that does not tell."""
+        """Return the match by whose memory it is; None if that does not decide it."""
         if not found.owners and self._live:
             return Match(
                 tuple(self._live), rows_of_several([one.num_samples for one in self._live])
@@ -387,7 +387,7 @@ def known(weight: Weight) -> float:
 
 
 def _agree(tickets: Iterable[Ticket]) -> bool:
-    """Tell whether there are tickets, and all weigh alike."""
+    """Return whether there are tickets, and all weigh alike."""
     return len({ticket.key for ticket in tickets}) == 1
 
 
@@ -401,7 +401,7 @@ def copied(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> list[T
 
 
 def _exceeds(tickets: Sequence[Ticket], tensors: Sequence[torch.Tensor]) -> bool:
-    """Tell whether an input begins with a copy of a batch and goes on with rows of another."""
+    """Return whether an input begins with a copy of a batch and continues with rows of another."""
     return any(ticket.ends_in(tensor) for ticket in tickets for tensor in tensors)
 
 

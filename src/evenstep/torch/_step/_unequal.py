@@ -1,4 +1,4 @@
-"""What is said of a script that fails where ranks have unlike numbers of samples."""
+"""What is said of a script that fails where ranks have different numbers of samples."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def _sizes(steps: StepConductor) -> tuple[int, ...]:
 
 
 def _names(text: str, sizes: Sequence[int]) -> bool:
-    """Tell whether a text has one of ``sizes``, or some views of it, among its numbers."""
+    """Return whether a text has one of ``sizes``, or some views of it, among its numbers."""
     numbers = {int(number) for number in re.findall(r"\b\d{1,9}\b", text)}
     wanted = {size * views for size in sizes for views in range(1, _MOST_VIEWS + 1)}
     return not numbers.isdisjoint(wanted - {1})

@@ -58,7 +58,7 @@ class Weights:
     loss is a mean over other units. A sum is left as it is.
 
     Args:
-        exchange: sums units over ranks, and tells which steps other ranks know.
+        exchange: sums units over ranks, and says which steps other ranks know.
         recorder: leaves out the wait for other ranks' units.
         world_size: number of workers.
         loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
@@ -102,7 +102,7 @@ class Weights:
         return known(use.match.weight)  # which raises
 
     def _by_units(self, unit_sum: UnitSum, units: float) -> float:
-        """Return the weight of a forward with ``units``, when all ranks have told theirs.
+        """Return the weight of a forward with ``units``, when all ranks have sent theirs.
 
         Called in the backward. A step without a single unit has nothing to learn from: weight 0.
         """

@@ -26,7 +26,7 @@ from ..fetch._torch_loader import asked, fetch, seed_all
 from ..order._samplers import length_of
 from ._stated import SEEDED
 
-_CHUNK = 1 << 20  # numbers that are looked at in one go
+_CHUNK = 1 << 20  # numbers that are looked at at a time
 _MOST_PARTS = 10_000  # of one sample; what follows is left out
 _MOST_SHOWN = 90  # characters of a sample in an error
 # By how much hardware and libraries differ in a float32, which a wider type may carry on.
@@ -81,7 +81,7 @@ class Fingerprint:
 
 
 def same_values(one: Fingerprint, other: Fingerprint) -> bool:
-    """Tell whether two samples are equal, up to rounding."""
+    """Return whether two samples are equal, up to rounding."""
     if one.exact != other.exact or len(one.sketches) != len(other.sketches):
         return False
     return all(map(_close, one.sketches, other.sketches))
@@ -343,7 +343,7 @@ def positions_in(num_samples: int) -> list[int]:
 def fetch_samples(
     loader: DataLoader[Any], positions: Sequence[int], repeats: int
 ) -> dict[int, Sample]:
-    """Return samples by position; empty where a loader worker could not tell.
+    """Return samples by position; empty where a loader worker could not fetch them.
 
     Random states are left as they were.
     """

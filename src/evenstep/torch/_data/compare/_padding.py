@@ -35,7 +35,7 @@ def read_cost(cost: Cost | None, loader: DataLoader[Any], ranks: Collectives) ->
 
 
 def _shown(cost: Cost, num_samples: int) -> list[int]:
-    """Return samples of unlike lengths; where those are not known, some that are likely to be."""
+    """Return samples of different lengths; of unknown ones, some that are likely to differ."""
     if cost.from_batch is not None:
         last, spaces = num_samples - 1, _NUM_SHOWN - 1
         return sorted({place * last // spaces for place in range(_NUM_SHOWN)})
@@ -46,7 +46,7 @@ def _shown(cost: Cost, num_samples: int) -> list[int]:
 def pads(loader: DataLoader[Any], *indices: int) -> bool:
     """Return whether a batch of some samples has more elements than batches of one.
 
-    Random states are left as they were. False where it cannot be told, as of samples that raise by
+    Random states are left as they were. False where that is unknown, as for samples that raise by
     themselves.
     """
     try:

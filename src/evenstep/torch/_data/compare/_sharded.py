@@ -109,7 +109,7 @@ def check_whole(shards: Sequence[tuple[str, int, int] | None]) -> None:
 
 
 def _is_own(loader: DataLoader[Any]) -> bool:
-    """Tell whether an order is drawn by other code than torch's."""
+    """Return whether an order is drawn by other code than torch's."""
     if isinstance(loader.dataset, IterableDataset):
         return False
     batches = loader.batch_sampler if has_own_batches(loader) else None
@@ -119,7 +119,7 @@ def _is_own(loader: DataLoader[Any]) -> bool:
 
 
 def _drawn(loader: DataLoader[Any]) -> Drawn | None:
-    """Return what the loader's order begins with; None if that tells nothing."""
+    """Return what the loader's order begins with; None if that shows nothing."""
     own = has_own_batches(loader)
     with same_chance():
         try:

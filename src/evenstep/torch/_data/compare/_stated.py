@@ -132,7 +132,7 @@ def _indices_text(indices: Any) -> str:
         return repr(indices)
     try:
         numbers = np.asarray(indices, np.int64).ravel()
-    except Exception:  # keys that are no integers: the samples tell
+    except Exception:  # keys that are no integers: the samples are compared
         return f"{length_of(indices)} keys"
     first = ", ".join(map(str, numbers[:3].tolist()))
     more = ", ..." if len(numbers) > 3 else ""

@@ -30,7 +30,7 @@ Indices = Callable[[int, int], IntArray | None]
 
 
 class Assigned(NamedTuple):
-    """What a rank tells of its samples of a step.
+    """What a rank reports of its samples of a step.
 
     Attributes:
         work: what they cost, and would have cost otherwise; None where no costs are known.
@@ -206,7 +206,7 @@ _STORED = "<i4"
 class SeenLengths:
     """The lengths of a data set, which become known as its samples are handed out.
 
-    What a rank sees counts from the begin of the next epoch on, when every rank tells all others:
+    What a rank sees counts from the begin of the next epoch on, when every rank sends it to all:
     so the tables of all ranks are equal in every step, and no step waits for it. A message of 8
     bytes for each sample that was seen is sent once an epoch.
 
@@ -275,7 +275,7 @@ class SeenLengths:
 
 
 def _of_all(ranks: LoaderRanks, mine: IntArray) -> Iterator[IntArray]:
-    """Yield what all ranks have to tell, in chunks that are the same on each."""
+    """Yield what all ranks have to send, in chunks that are the same on each."""
     counts = [count for (count,) in ranks.gather([len(mine)])()]
     for first in range(0, max(counts), _CHUNK):
         size = min(max(counts) - first, _CHUNK)

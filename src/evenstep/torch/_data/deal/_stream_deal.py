@@ -53,7 +53,7 @@ class SameStream:
         return self.global_batch_size
 
     def lacks(self, stocks: Sequence[StreamStock], batch_size: Sequence[int]) -> bool:
-        """Return whether a rank has to read on before it can tell what it can give."""
+        """Return whether a rank has to read on before it knows what it can give."""
         return False
 
     def sizes(self, stocks: Sequence[StreamStock], batch_size: Sequence[int]) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ class SameStream:
         return sum(sizes[:rank])
 
     def problem(self, stocks: Sequence[StreamStock]) -> str | None:
-        """Return what cannot go on, or None."""
+        """Return why the stream cannot continue, or None."""
         readers = [stock.num_readers for stock in stocks]
         if len(set(readers)) > 1:  # among whom a stream splits itself is part of its order
             return (
@@ -176,7 +176,7 @@ class StreamDeal:
     All ranks read the same samples, so they find the same assignment, and compare its checksum.
 
     Args:
-        cost: names what tells the length of a sample.
+        cost: names what gives the length of a sample.
         ranks: all of them.
         global_batch_size: samples of a full step.
 

@@ -70,7 +70,7 @@ class FetchService(IterableDataset[FetchedChunk]):
             yield self._fetched(tasks.popleft(), info.id)
 
     def _receive(self, inbox: Connection, tasks: deque[Wanted], parent: int) -> bool:
-        """Move all messages into ``tasks``, at least one; return whether to go on."""
+        """Move all messages into ``tasks``, at least one; return whether to continue."""
         while not tasks or inbox.poll():
             if not inbox.poll(_PARENT_CHECK_S):
                 # Forked siblings keep the pipe open when the training process is killed.
@@ -220,5 +220,5 @@ class WorkerPool(Generic[Asked]):
 
     def _dismiss(self) -> None:
         for outbox in self._outboxes:
-            with suppress(OSError):  # that worker is gone, or it was told before
+            with suppress(OSError):  # that worker is gone, or it was dismissed before
                 outbox.send(None)

@@ -165,7 +165,7 @@ class Horizon:
         return min(max(size, 1), _LARGEST_CHUNK)
 
 
-_LOOK_S = 0.5  # between two looks whether the run can go on
+_LOOK_S = 0.5  # between two checks that the run can continue
 
 
 class PrefetchSource:
@@ -183,7 +183,7 @@ class PrefetchSource:
     Args:
         loader: the user's, with at least one worker.
         changed: guards the plans and all state here.
-        check: raises if the run cannot go on.
+        check: raises if the run cannot continue.
     """
 
     def __init__(

@@ -35,7 +35,7 @@ class StreamReader:
         loader: the user's.
         chunk: samples that a worker reads in one go.
         prefetch: chunks that a worker reads ahead.
-        length_of: tells the length of a sample, where the samples are read; by default it is 0.
+        length_of: returns the length of a sample, where the samples are read; by default it is 0.
 
     Attributes:
         ended: whether there are no more than those in stock.

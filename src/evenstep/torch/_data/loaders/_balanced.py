@@ -96,7 +96,7 @@ class BalancedLoader(AbstractStepLoader):
         self._by_cost: CostDeal | None = None
         self._seen: SeenLengths | None = None
         self._cap_check: CapCheck | None = None
-        read = loader  # with a collator that tells lengths, where those are seen in time
+        read = loader  # with a collator that reports lengths, where those are seen in time
         if context.cost is not None:
             self.costs = context.cost.table(loader.dataset)
             self._by_cost = CostDeal(self.costs, rank=ranks.rank, world_size=ranks.world_size)
@@ -171,7 +171,7 @@ class BalancedLoader(AbstractStepLoader):
     def equal_forwards(self) -> None:
         """Have all ranks make as many forwards from the next step on.
 
-        In the middle of an epoch: at its begin, ``StepContext.equal_forwards`` tells. On every
+        For the middle of an epoch: at its begin, ``StepContext.equal_forwards`` decides. On every
         rank, between the same steps of a loop over ``steps()``.
         """
         with self._lock:
@@ -390,7 +390,7 @@ def _both_ways() -> ValueError:
 
 
 def _pass_on(listener: weakref.WeakMethod[Callable[[Plan], None]], plan: Plan) -> None:
-    """Tell of a plan, and keep no loader alive for that."""
+    """Pass a plan on, and keep no loader alive for that."""
     if (alive := listener()) is not None:
         alive(plan)
 

@@ -1,4 +1,4 @@
-"""What all loaders of training steps do alike: loops, steps handed out, and where to go on."""
+"""What all loaders of training steps do alike: loops, steps handed out, and where to continue."""
 
 from __future__ import annotations
 
@@ -68,17 +68,17 @@ class StepContext:
 
     Attributes:
         ranks: that train on it.
-        session: gives plans, and is told how a step goes.
+        session: gives plans, and is notified of how a step goes.
         global_batch_size: samples of a step over all ranks.
         no_sync: entered around all but the last micro-batch of a step.
         count: steps of the run so far, shared by loaders which are used in turn.
         counter: counts the units in a batch that is handed out; None where they are samples.
         cost: of samples, by which they are assigned; None where they are counted.
-        equal_forwards: tells whether all ranks make as many forwards.
+        equal_forwards: returns whether all ranks make as many forwards.
         sample_seed: of what samples draw by their places; None where ranks draw their own.
         number: of the loader, in the order of ``prepare``.
         check_sizes: raises where steps of such sizes, in one forward on each rank or not, are more
-            than the run can do. Asked where a batch sampler tells the sizes.
+            than the run can do. Called where a batch sampler gives the sizes.
     """
 
     ranks: LoaderRanks
@@ -112,7 +112,7 @@ class AbstractStepLoader(AbstractLoader):
     _loader: DataLoader[Any]
     _at: Any  # how far the newest loop is
     _whole = True  # whether that one takes each step in one forward
-    _resume: dict[str, Any] | None = None  # where the next loop goes on
+    _resume: dict[str, Any] | None = None  # where the next loop continues
 
     def __init__(self, loader: DataLoader[Any], context: StepContext, at: Any) -> None:
         self._loader, self._context, self._at = loader, context, at
@@ -159,7 +159,7 @@ class AbstractStepLoader(AbstractLoader):
         return self._state() if self._resume is None else {**self._resume}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next iteration go on from ``state``, on every rank.
+        """Have the next iteration continue from ``state``, on every rank.
 
         A loop under way is left as it is; the one after it begins where ``state`` says. A stream is
         read past what was trained on: it has to give the same samples again.
@@ -183,7 +183,7 @@ class AbstractStepLoader(AbstractLoader):
 
     @abc.abstractmethod
     def _checked(self, state: object) -> dict[str, Any]:
-        """Return ``state`` if this loader can go on from it, or raise ValueError."""
+        """Return ``state`` if this loader can continue from it, or raise ValueError."""
 
     @abc.abstractmethod
     def _begin_epoch(self) -> Any:
@@ -199,7 +199,7 @@ class AbstractStepLoader(AbstractLoader):
 
     @abc.abstractmethod
     def _return_to(self, at: Any) -> None:
-        """Go on where a loop was left for another one, or raise RuntimeError."""
+        """Continue where a loop was left for another one, or raise RuntimeError."""
 
     @abc.abstractmethod
     def _end_reading(self) -> None:
@@ -336,7 +336,7 @@ class _Loop(Iterator[_T]):
 
     def __next__(self) -> _T:
         if self._problem:
-            problem, self._problem = self._problem, ""  # told once, as some catch that too
+            problem, self._problem = self._problem, ""  # reported once, as some catch that too
             raise RuntimeError(
                 f"This iteration ended with {problem}, so it cannot go on: the step is missing for "
                 f"all ranks. Have the data set return another sample in the place of one that "
@@ -360,12 +360,12 @@ class Loops:
     """The loops over one loader, of which the newest is where the loader stands.
 
     Args:
-        session: is told of every loop.
+        session: is notified of every loop.
 
     Attributes:
         next_step: of the run, by number, once a loop has begun.
         current: number of the loop that the loader stands at, from 1.
-        last_cut_off: number of the newest loop that cannot go on, nor can those before it.
+        last_cut_off: number of the newest loop that cannot continue, nor can those before it.
     """
 
     next_step: int
@@ -399,6 +399,6 @@ class Loops:
                     self._session.steps.end_epoch()
 
     def cut_off(self) -> None:
-        """Have the loops under way not go on."""
+        """Keep the loops under way from continuing."""
         self.last_cut_off = self._num_begun
         self._open.clear()

@@ -20,7 +20,7 @@ class Claimed:
     """What one rank computes of a step whose samples are up for claims.
 
     DDP has to know at a forward whether its backward synchronises, so a rank always keeps some
-    samples back: it computes the others, claims, and goes on with what it kept and what it got,
+    samples back: it computes the others, claims, and continues with what it kept and what it got,
     less what it keeps back now. If it got nothing, what it kept is its last forward. So claims
     come when they are due, and a step takes one forward more than it has claims.
 
@@ -35,7 +35,7 @@ class Claimed:
         step: its number.
         opened: whose its samples are.
         feed: its other samples.
-        steps: grants claims, and is told when they begin and end.
+        steps: grants claims, and is notified when they begin and end.
         keys_of: returns the keys of slots; None where samples have none.
         clock: monotonic seconds.
 
@@ -105,7 +105,7 @@ class Claimed:
         if not len(claimed):
             self._end_with(claimed)
             return
-        if not self._feed.request(claimed):  # that takes a while: go on with what is here
+        if not self._feed.request(claimed):  # it takes a while: what is here comes first
             self._due.extend(self._cut(self._kept))
             self._kept = claimed[:0]
         held = np.sort(np.concatenate([self._kept, claimed]))

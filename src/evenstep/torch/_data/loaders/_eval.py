@@ -32,7 +32,7 @@ class EvalLoader(AbstractLoader):
     Of $N$ samples rank $r$ gets $n_r \propto b_r$, with $b$ the local batch sizes of the newest
     step that was trained on (equal ones before the first), so that ranks which trained a step in
     the same time evaluate in the same time. Each sample is evaluated once over all ranks. Nothing
-    is padded or repeated, unlike with torch's ``DistributedSampler``. A rank's samples are spread
+    is padded or repeated; torch's ``DistributedSampler`` does that. A rank's samples are spread
     over the whole data set, and come in batches of at most the loader's ``batch_size``.
 
     Right for means over samples. Ranks get different numbers of batches, of different sizes, and
@@ -54,7 +54,7 @@ class EvalLoader(AbstractLoader):
             kept, and a sampler that draws runs on rank 0 for all.
         ranks: that share it.
         session: knows the plan in use, and reports a step under way before a collective.
-        lockstep: tells at the start of an evaluation whether ranks go in lockstep.
+        lockstep: returns whether ranks go in lockstep, at the start of an evaluation.
         cost: of its samples, by which they are shared out then; None counts them.
 
     Attributes:

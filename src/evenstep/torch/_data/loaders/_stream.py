@@ -220,12 +220,12 @@ class StreamLoader(AbstractStepLoader):
         return parts, self._by_cost.assigned(plan, parts, first, sizes, full=full)
 
     def _read_ahead(self, batch_size: int) -> None:
-        """Read for the next step, and tell the others what is in stock for it."""
+        """Read for the next step, and report to the others what is in stock for it."""
         self._reader.ensure(self._terms.ahead(batch_size))
         self._stocks = self._tell()
 
     def _tell(self, mark: int = 0) -> Callable[[], list[StreamStock]]:
-        """Tell the others what is in stock, and return what waits for what they have."""
+        """Report to the others what is in stock, and return what waits for what they have."""
         reader = self._reader
         lengths = 0 if self._by_cost is None else crc32(reader.lengths(self._size).tobytes())
         rows = self._ranks.gather(

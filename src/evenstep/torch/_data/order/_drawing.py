@@ -173,11 +173,11 @@ _END = object()
 class Chance:
     """What a sampler draws from torch, as if no other code drew between its blocks.
 
-    A sampler may draw from torch's generator as it goes, and so does the model. The sampler goes
-    on where its last block ended, so that a checkpoint needs only the states from before the
-    first one; the model goes on where the model was. As long as the model draws nothing, both are
-    one, as with torch's own loader. Once they have parted, the sampler's next epoch goes on from
-    its last, and never repeats the numbers of that.
+    A sampler may draw from torch's generator as it goes, and so does the model. The sampler
+    continues where its last block ended, so that a checkpoint needs only the states from before
+    the first one; the model continues where the model was. As long as the model draws nothing,
+    both are one, as with torch's own loader. Once they have parted, the sampler's next epoch
+    continues from its last, and never repeats the numbers of that.
 
     Args:
         sampler: its ``generator``, if it has one, is treated likewise.
@@ -197,7 +197,7 @@ class Chance:
     def restore(self, written: list[int]) -> None:
         """Have the next block be the first after the states in ``written``.
 
-        What the model draws goes on where it was; only the sampler's own generator is set back.
+        What the model draws continues where it was; only the sampler's own generator is set back.
         """
         epoch, length, *numbers = written
         states = torch.tensor(numbers, dtype=torch.uint8, device="cpu")

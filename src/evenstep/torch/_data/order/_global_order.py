@@ -43,7 +43,7 @@ class EpochOrder:
         agree: shares a block.
         drawing: yields those to come, on rank 0.
         blocks: those drawn and not trained on yet.
-        key: tells an order that can begin anywhere; None where the indices themselves tell it.
+        key: identifies an order that can begin anywhere; None where the indices themselves do.
         drawn: up to where it has been drawn with a block beyond, as far as was asked for.
         number: of the epoch, from 1; 0 before the first.
         steps_taken: of it, handed out.
@@ -103,8 +103,8 @@ class GlobalOrder:
 
     An order can be drawn again if the sampler draws from torch alone: the states of torch's
     generator and of the sampler's own are kept from before the draw. Of any other source of
-    chance, a checksum tells whether the second draw was the same, up to where it was trained on.
-    ``Draws`` go on at any position without those before it; a checksum of their seed is kept.
+    chance, a checksum shows whether the second draw was the same, up to where it was trained on.
+    ``Draws`` continue at any position without those before it; a checksum of their seed is kept.
 
     Args:
         loader: the user's own; its data set has a length and is addressed by index.
@@ -117,7 +117,7 @@ class GlobalOrder:
     Attributes:
         sampler: what yields the order.
         batches: the same, if it is a batch sampler that is drawn as a whole; else None.
-        is_endless: whether the sampler has no length: then it has to go on for ever.
+        is_endless: whether the sampler has no length: then it must never end.
         num_samples: indices in every epoch; of an endless one, or one that is drawn as a whole,
             more than a run trains on.
         steps: where those of every epoch end, but of one that is drawn as a whole.
@@ -179,7 +179,7 @@ class GlobalOrder:
         def begin() -> list[int]:
             before = self._chance.written()
             if self.batches is not None:
-                kept.append(next(drawn))  # which tells their sizes
+                kept.append(next(drawn))  # its batches have their sizes
             return [0, 0, *before]
 
         return self._begin(chain(kept, drawn), begin)
@@ -196,7 +196,7 @@ class GlobalOrder:
         """Return a past order from where it was left, by what ``EpochOrder.state`` gave back then.
 
         Every rank calls it; rank 0 alone draws what was trained on. If it is ``finished``, the
-        next one is drawn right after: that of the epoch which the sampler has been told, unless
+        next one is drawn right after: that of the epoch that ``set_epoch`` gave the sampler, unless
         it counts epochs itself.
 
         Raises:
@@ -270,7 +270,7 @@ class GlobalOrder:
     def _begin_draws(
         self, draws: Draws, before: list[int] | None = None, position: int = 0, key: int = 0
     ) -> EpochOrder:
-        """Begin an order of ``draws``, or go on with that of ``before`` and ``key``."""
+        """Begin an order of ``draws``, or continue that of ``before`` and ``key``."""
         found: list[Iterator[IntArray]] = []
 
         def begin() -> list[int]:
@@ -356,14 +356,14 @@ def _steps_of(num_samples: int, global_batch_size: int, drop_last: bool) -> Epoc
 
 
 def _draws_a_seed(sampler: object) -> bool:
-    """Tell whether a sampler takes one number from torch's generator in every epoch."""
+    """Return whether a sampler takes one number from torch's generator in every epoch."""
     inner = sampler.sampler if isinstance(sampler, GlobalBatches) else sampler
     kind = type(inner)
     return (kind is RandomSampler or kind is Draws) and getattr(inner, "generator", None) is None
 
 
 class LoopStart(NamedTuple):
-    """Where a loop over an epoch began, or went on after another loop.
+    """Where a loop over an epoch began, or continued after another loop.
 
     Attributes:
         step: of the run, the next one then.
@@ -377,7 +377,7 @@ class LoopStart(NamedTuple):
 
 
 def goes_on(step: int, at: EpochOrder, starts: Sequence[LoopStart]) -> tuple[EpochOrder, int]:
-    """Return the epoch that a run goes on with, and how many of its steps are done with.
+    """Return the epoch that a run continues with, and how many of its steps are done with.
 
     A loop that fetches ahead may have begun the next epoch before it used all of the last one.
 

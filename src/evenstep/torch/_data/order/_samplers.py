@@ -52,7 +52,7 @@ class GlobalBatches:
 
     @property
     def epoch(self) -> int:
-        """The epoch that it was told last, or the sampler inside it."""
+        """The epoch that was last set on it, or on the sampler inside it."""
         return int(getattr(self._batches, "epoch", getattr(self.sampler, "epoch", 0)))
 
     def set_epoch(self, epoch: int) -> None:
@@ -73,7 +73,7 @@ class GlobalBatches:
         """Return the indices of the next epoch, and keep the ``sizes`` of its batches.
 
         Args:
-            most: batches, should it have no length; one that goes on longer may never end.
+            most: batches, should it have no length; one that yields more may never end.
 
         Raises:
             ValueError: it yields no batch, an empty one, or far more than its length says.
@@ -134,12 +134,12 @@ def tell_epoch(part: Any, epoch: int) -> None:
 
 
 def has_own_batches(loader: Any) -> bool:
-    """Tell whether a ``DataLoader`` was given a ``batch_sampler``."""
+    """Return whether a ``DataLoader`` was given a ``batch_sampler``."""
     return loader.batch_size is None and loader.batch_sampler is not None
 
 
 def draws_at_random(sampler: object) -> bool:
-    """Tell whether samples come in a random order, so that ranks' parts differ but by chance."""
+    """Return whether samples come in a random order, so that ranks' parts differ but by chance."""
     shuffles = isinstance(sampler, DistributedSampler) and sampler.shuffle
     return shuffles or isinstance(sampler, RandomSampler)
 
