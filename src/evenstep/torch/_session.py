@@ -174,7 +174,7 @@ class Session:
 
         A peer that dies in the middle of a collective breaks it for the others, with an error
         that names a port. Who it was is known a moment later. Whatever ``error`` is, it ends this
-        script, which the goodbye will say.
+        script, which the goodbye will report.
         """
         if self.exchange is None:
             return None
@@ -301,7 +301,7 @@ class Session:
         return found
 
     def _listen(self, peers: PeerGroup | None) -> None:
-        """Have the loaders get the plans: those of the peer that leads, where this rank follows."""
+        """Subscribe the loaders to plans: those of the peer that leads, where this rank follows."""
         assert self.exchange is not None
         follows = peers is not None and peers.follows
         for listener in self._listeners:

@@ -23,7 +23,7 @@ ROLE, SWITCH, OFF = "EVENSTEP_ROLE", "EVENSTEP", "off"
 def role_in(environment: Mapping[str, str]) -> str:
     """Return the role that the environment gives this process, unchecked: a worker by default.
 
-    Unchecked, because all ranks have to be notified of one that is none.
+    Unchecked, because all ranks have to learn of one that is none.
     """
     return environment.get(ROLE, "") or "worker"
 

@@ -146,7 +146,7 @@ def warned_of_tokens(module: nn.Module) -> bool:
 
 
 def shifts_labels(modules: Iterable[nn.Module]) -> bool:
-    """Return whether the loss of models of this kind predicts ``labels[..., 1:]``.
+    """Return whether the loss of the models predicts ``labels[..., 1:]``, by their kind.
 
     Never by a batch: a model that copies its input has labels like a causal one's.
 

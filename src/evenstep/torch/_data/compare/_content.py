@@ -26,7 +26,7 @@ from ..fetch._torch_loader import asked, fetch, seed_all
 from ..order._samplers import length_of
 from ._stated import SEEDED
 
-_CHUNK = 1 << 20  # numbers that are looked at at a time
+_CHUNK = 1 << 20  # numbers that are looked at together
 _MOST_PARTS = 10_000  # of one sample; what follows is left out
 _MOST_SHOWN = 90  # characters of a sample in an error
 # By how much hardware and libraries differ in a float32, which a wider type may carry on.

@@ -119,7 +119,7 @@ def _is_own(loader: DataLoader[Any]) -> bool:
 
 
 def _drawn(loader: DataLoader[Any]) -> Drawn | None:
-    """Return what the loader's order begins with; None if that shows nothing."""
+    """Return what the loader's order begins with; None if a draw fails or two draws differ."""
     own = has_own_batches(loader)
     with same_chance():
         try:

@@ -179,7 +179,7 @@ class GlobalOrder:
         def begin() -> list[int]:
             before = self._chance.written()
             if self.batches is not None:
-                kept.append(next(drawn))  # its batches have their sizes
+                kept.append(next(drawn))  # the batches show their sizes
             return [0, 0, *before]
 
         return self._begin(chain(kept, drawn), begin)
