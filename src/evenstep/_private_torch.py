@@ -24,7 +24,7 @@ __all__ = ["LocalNorm", "RunningNorm"]
 # Where `Module.compile()` keeps what it made; what stands there is called. [test_compiled.py]
 IN_PLACE = "_compiled_call_impl"
 
-# How often a tensor was written to: the only way to tell whether parameters or a batch have
+# How often a tensor was written to: the only way to know whether parameters or a batch have
 # changed since. [test_tickets.py, test_patterns.py]
 version_of: Callable[[torch.Tensor], int] = attrgetter("_version")
 
@@ -36,18 +36,18 @@ version_kept: Callable[[torch.Tensor], AbstractContextManager[None]] = (
     torch.autograd.grad_mode._unsafe_preserve_version_counter
 )
 
-# What tells one storage from another, on any device, for as long as it lives. [test_tickets.py]
+# What identifies a storage, on any device, for as long as it lives. [test_tickets.py]
 address_of: Callable[[torch.UntypedStorage], int] = attrgetter("_cdata")
 
 # Has the autograd engine call back when the backward under way is done. From inside a callback as
-# well: the engine goes on to those added meanwhile. It has been the same since 1.0.
+# well: the engine continues with those added meanwhile. It has been the same since 1.0.
 # [test_self_test.py, and every process at its start]
 at_end_of_backward: Callable[[Callable[[], None]], None] = (
     torch.autograd.Variable._execution_engine.queue_callback
 )
 
 # The engine's number of the backward under way, -1 outside of one: backwards run inside others,
-# and nothing public tells them apart. [test_self_test.py, and every process at its start]
+# and nothing public distinguishes them. [test_self_test.py, and every process at its start]
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
 
 
@@ -72,7 +72,7 @@ class NodeHook:
 
 
 class CollectiveCount:
-    """Tells how many collectives this process has begun, over all process groups.
+    """Counts the collectives that this process has begun, over all process groups.
 
     Torch numbers them in each group, to compare ranks. [test_loops.py]
 
@@ -168,7 +168,7 @@ def buffers_of(layer: nn.Module) -> MutableMapping[str, torch.Tensor | None]:
 
 
 def reduces_in_python(ddp: Ddp) -> bool:
-    """Tell whether DDP's reduction is compiled into the backward. [test_compiled.py]"""
+    """Return whether DDP's reduction is compiled into the backward. [test_compiled.py]"""
     return bool(getattr(ddp, "_use_python_reducer", False))
 
 
@@ -210,7 +210,7 @@ def fsdp_groups(layer: Any) -> list[Any]:
 def after_forward(layers: list[Any]) -> list[tuple[Any, Any]]:
     """Return what FSDP2 groups do after a forward, to put it back as ``post_forward_mesh_info``.
 
-    The first layer's group does nothing, unless it was told to: FSDP2 settles that in the first
+    The first layer's group does nothing, unless it was set to: FSDP2 settles that in the first
     forward. [test_fsdp.py]
     """
     root = layers[0]._get_fsdp_state()
@@ -232,7 +232,7 @@ def forget_gradients(layer: Any) -> None:
 
 
 def is_whole(layer: Any) -> bool:
-    """Tell whether an FSDP2 layer has all of a parameter gathered. [test_fsdp.py]"""
+    """Return whether an FSDP2 layer has all of a parameter gathered. [test_fsdp.py]"""
     return any(group.is_unsharded for group in fsdp_groups(layer))
 
 
@@ -277,7 +277,7 @@ def wait_for_reduction(group: Any) -> None:
 
 
 def has_own_collectives(layer: Any) -> bool:
-    """Tell whether a script gave an FSDP2 layer other collectives than torch's. [test_fsdp.py]"""
+    """Return whether a script gave an FSDP2 layer other collectives than torch's. [test_fsdp.py]"""
     names = ("_all_gather_comm", "_reduce_scatter_comm")
     comms = [getattr(group, name, None) for group in fsdp_groups(layer) for name in names]
     return any(one is not None and not type(one).__module__.startswith("torch.") for one in comms)
@@ -289,7 +289,7 @@ def mark_dynamic(tensor: torch.Tensor) -> None:
 
 
 def compile_callbacks() -> Any:
-    """Return what is told of compilations; None before the compiler is imported.
+    """Return what is notified of compilations; None before the compiler is imported.
 
     [test_compiled.py]
     """
@@ -371,7 +371,7 @@ def fsdp2_device(state: Any) -> torch.device:
 
 
 def fsdp2_is_root(state: Any) -> bool:
-    """Tell whether a forward through the root with this state is under way. [test_watch_fsdp.py]"""
+    """Return whether a forward through the root of this state is running. [test_watch_fsdp.py]"""
     context = state._state_ctx
     return context is not None and context.iter_forward_root is state
 

@@ -21,7 +21,7 @@ from .exceptions import invalid
 
 
 class AbstractClock(abc.ABC):
-    """Sets marks, and tells the seconds between two of them once both have been reached.
+    """Sets marks, and measures the seconds between two of them once both have been reached.
 
     Attributes:
         mark: returns a mark for "when everything asked for so far is done". A step sets ten.
@@ -149,7 +149,7 @@ class Timeline:
 
     Args:
         clock: sets the marks.
-        mixes: whether computing and waiting for others cannot be told apart.
+        mixes: whether computing and waiting for others cannot be separated.
 
     Attributes:
         mixes: likewise, from now on: own computing goes to the rest then.
@@ -274,7 +274,7 @@ class Timeline:
         return found
 
     def _have_lasted(self, least_s: float) -> bool:
-        """Tell whether the unread steps lasted so long, or are as many as may be held."""
+        """Return whether the unread steps lasted so long, or are as many as may be held."""
         unread = self._unread
         if not unread or len(unread) >= _MOST_HELD:
             return bool(unread)

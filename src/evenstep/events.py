@@ -139,8 +139,8 @@ class StepsAccounted:
         optimizer_s: steps of torch's optimizers.
         evaluation_s: loops over loaders of ``Balancer.prepare_eval``.
         checkpoint_s: ``Checkpoint.save``, waiting for others in it included.
-        rest_s: everything else in the loop, and own computing that cannot be told from waiting,
-            as in FSDP2's layers.
+        rest_s: everything else in the loop, and own computing that cannot be separated from
+            waiting, as in FSDP2's layers.
     """
 
     step: Whole

@@ -138,7 +138,7 @@ class Cause(StrEnum):
     SLOW_WORKER = "slow worker"
     """A device or a CPU that is slower throughout; a CPU quota is said as evidence."""
     THROTTLING = "throttling"
-    """It gets slower as time goes on."""
+    """It gets slower with time."""
     CONTENTION = "contention"
     """It is slower at times: others use the machine as well."""
     SLOW_BACKWARD = "slow backward"
@@ -303,7 +303,7 @@ def accounted(steps: Sequence[int], spent_us: Sequence[Sequence[Sequence[int]]])
 class StepAccounts:
     """Gathers what all ranks say of their steps, until there is enough of it for an event.
 
-    Short steps are told several together. A step that some rank tells nothing of is left out.
+    Short steps are reported several together. A step that some rank does not report is left out.
 
     Args:
         world_size: number of workers.

@@ -1,8 +1,8 @@
-"""How slowness goes on in time, and what each rank's own computing rests at meanwhile.
+"""How slowness develops in time, and what each rank's own computing rests at meanwhile.
 
 A course is steady, growing, or coming and going, and may jump. Step by step, a rank that is always
 a little slower hides behind one that is much slower at times, and of two slow ranks the less slow
-one looks as usual. Levels tell these apart: the low quantile of some steps is what a rank takes
+one looks as usual. Levels separate these: the low quantile of some steps is what a rank takes
 when nothing else disturbs it.
 """
 
@@ -19,7 +19,7 @@ from ._frontier import dealt, usual_of
 _MOST_ROWS = 512  # that are kept of a run; of a longer one, each is the mean of several steps
 _BLOCKS = 120  # into which a course is cut to be looked at
 _BENDS = 30  # where a slope may begin or end
-_FEWEST = 12  # steps in which a course can be told
+_FEWEST = 12  # steps in which a course can be recognized
 _LOW = 0.3  # of the high level: at most so much when it goes
 _MOST_ROUNDS = 8  # of finding two levels, and then where each is
 _GROWN = 0.5  # of the last level: at most so much before it grew; else it was slow from the start
@@ -65,7 +65,7 @@ class Course:
             self._stride *= 2
 
     def shape(self, rank: int) -> Shape:
-        """Return how a rank's slowness goes on: grows in the run, or comes and goes."""
+        """Return how a rank's slowness develops: grows in the run, or comes and goes."""
         run = self._run[:, rank]
         found = shape_of(run)
         if found is not Shape.STEADY or self._stride == 1:

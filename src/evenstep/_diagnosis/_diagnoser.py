@@ -24,7 +24,7 @@ class SizeFit:
     """Least squares of own computing on size within each rank, from running sums.
 
     Within, so that a slower rank with fewer samples is not taken for one to which samples come for
-    nothing. A rank whose own steps tell nothing has the median slope of the others.
+    nothing. A rank whose own steps show nothing has the median slope of the others.
 
     Args:
         world_size: number of ranks.
@@ -102,7 +102,7 @@ class Diagnoser:
         *,
         num_steps: int = 1,
     ) -> None:
-        """Take in a step that all ranks have told of. Steps come in order; some may be missing.
+        """Take in a step that all ranks have reported. Steps come in order; some may be missing.
 
         Short steps may come several in a row as one, with the sums of their times. What changes
         from one of them to the next is not seen then.

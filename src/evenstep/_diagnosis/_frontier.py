@@ -26,7 +26,7 @@ from ._account import Phase
 
 
 class Family(IntEnum):
-    """What is told apart in every step; a family's cause is found in how its time is spread."""
+    """What is distinguished in every step; a family's cause is found in how its time is spread."""
 
     COMPUTE = 0
     INPUT = 1
@@ -138,7 +138,7 @@ class FrontierSums:
 
 
 class Frontier(NamedTuple):
-    """The sums over some steps, and what goes on in time: a value for each of them.
+    """The sums over some steps, and what develops in time: a value for each of them.
 
     Attributes:
         sums: of the steps.
@@ -226,7 +226,7 @@ def _without_clues(steps: RankSteps) -> tuple[FloatArray, list[FloatArray]]:
 def _of_lengths(steps: RankSteps, own: FloatArray, us_per_size: FloatArray) -> FloatArray:
     """Return how much longer each rank computed as its samples were longer than others'.
 
-    Longer than those of the median rank in the same step; or, where ranks have samples of unlike
+    Longer than those of the median rank in the same step; or, where ranks have samples of different
     sizes on purpose, as faster ones have more, than this rank's own in the mean. What leaves less
     to wait for is right.
     """
@@ -267,8 +267,8 @@ def _between_meetings(groups: FloatArray, waits: FloatArray) -> FloatArray:
     """Return own times between one meeting and the next, ``(3, num_steps, world_size, 7)``.
 
     All ranks meet in the reduction. Whether they do before it, in a mean or a plan, or in a
-    collective before or after the forward, is told by whether they waited there as their own times
-    make expect.
+    collective before or after the forward, is found from whether they waited there as their own
+    times would have it.
     """
     of_late = waits[:-1, :, [Phase.MEAN - NUM_OWN, Phase.PLAN - NUM_OWN]].sum(axis=2)
     of_forward = waits[1:, :, Phase.MEETING - NUM_OWN]

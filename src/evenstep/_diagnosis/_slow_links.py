@@ -162,7 +162,7 @@ def slow_links(links: LinkLoads, waits: float) -> tuple[SlowLink, ...]:
 
     In an all-reduce around a ring, all links carry as much, at the pace of the slowest. That one
     is busy all the time, and the others rest: while they are busy, they are faster. So bytes over
-    busy time tell them apart, and bytes over time do not.
+    busy time distinguish them, and bytes over time do not.
 
     Which end of a slow link is to blame shows by other links of its hosts. All on a slow way out
     are slow; and links *into* that host are slower too, as their answers leave it behind the bytes

@@ -217,7 +217,7 @@ def verdict(
         step: the newest of them.
         rates: what processes and machines did in that time.
         links: what was carried between ranks.
-        course_of: how a rank's slowness goes on in time.
+        course_of: how a rank's slowness develops in time.
         exchange: microseconds of a step that all ranks wait together for what is exchanged, before
             and after it became longer in the run.
         levels: what each rank's computing rests at; None where there were too few steps.

@@ -23,7 +23,7 @@ class Stop:
     A rank that wants one asks rank 0, whose next answer says so to all.
 
     Attributes:
-        told: whether this very process was told to end.
+        told: whether this process itself was asked to end.
         asked: whether a rank known here wants to stop.
         after: the answer from which on all ranks know; None as long as there is none.
     """
@@ -58,25 +58,25 @@ class Stop:
 class Answers:
     """The plans that are known here, by the step after which each was decided.
 
-    On rank 0 it tells them to all: each answer with the plans that are new, in one message, which
-    takes half the time of two on each of a thousand connections. A plan that no answer follows at
-    once is told by itself, and before any later answer.
+    Rank 0 sends them to all: each answer with the plans that are new, in one message, which takes
+    half the time of two on each of a thousand connections. A plan that no answer follows at once
+    is sent by itself, and before any later answer.
 
     Read without the lock: an answer is there before ``newest`` says so, and dropped long after.
 
     Args:
         router: carries messages.
         lag: steps by which a plan trails its measurement.
-        stop: told with the answers.
+        stop: sent with the answers.
 
     Attributes:
         plans: the answers, by step.
         newest: the newest step that was answered; -1 is the plan before all steps, -2 none.
         due: the step whose report this rank sends, with those of the steps before.
-        newest_done: the newest step that all ranks have reported, as far as this rank has heard.
+        newest_done: the newest step that all ranks have reported, as far as this rank knows.
             That a step is answered says nothing of it: plans are known, or asked for, ahead.
-        listeners: told of every new plan, on whichever thread learns of it.
-        extensions: told before each answer, on rank 0.
+        listeners: called with every new plan, on whichever thread learns of it.
+        extensions: notified before each answer, on rank 0.
     """
 
     kinds = (PlanReply, Answer, DoneRequest, DoneReply)
@@ -97,7 +97,7 @@ class Answers:
         self.extensions: list[Extension] = []
 
     def announce(self, plan: Plan) -> None:
-        """Tell all ranks a plan, if it is new. None may be left out: ranks replay them all."""
+        """Send a plan to all ranks, if it is new. None may be left out: ranks replay them all."""
         if self._plan is not None and self._plan.epoch == plan.epoch:
             return
         with self._lock:

@@ -26,13 +26,13 @@ _SILENT = "stopped, hung or cut off (if it was only slow, raise `Runtime(deadlin
 
 
 class Receiver(Protocol):
-    """What a channel tells its owner, from the channel's thread."""
+    """What a channel reports to its owner, from the channel's thread."""
 
     def received(self, peer: int, message: Data) -> None:
         """Take a message from ``peer``."""
 
     def lost(self, peer: int, problem: str) -> None:
-        """Take notice that ``peer`` is gone or fell silent; told once for each."""
+        """Take notice that ``peer`` is gone or fell silent; called once for each."""
 
     def tick(self) -> None:
         """Do what is due now and then; called about every heartbeat."""
@@ -80,14 +80,14 @@ class StarChannel:
         self._selector = selectors.DefaultSelector()
 
     def start(self, receiver: Receiver) -> None:
-        """Start the thread, which tells ``receiver`` whatever happens."""
+        """Start the thread, which notifies ``receiver`` of all that happens."""
         self._thread = threading.Thread(
             target=self._run, args=(receiver,), name="evenstep-channel", daemon=True
         )
         self._thread.start()
 
     def send(self, peer: int, message: bytes) -> None:
-        """Send ``message``; to a peer that is gone, nothing: its loss was told already."""
+        """Send ``message``; to a peer that is gone, nothing: its loss was reported already."""
         self._send((peer,), text_of(message))
 
     def send_all(self, message: bytes, *, to: Iterable[int] | None = None) -> None:
@@ -180,7 +180,7 @@ class StarChannel:
         return min(max(0.0, due_s - self._clock()), most_s)
 
     def _flush(self) -> bool:
-        """Send what connections take by now; tell whether any of them leaves something."""
+        """Send what connections take by now; return whether any of them leaves something."""
         for number in tuple(self._behind - self._gone):
             self._behind.discard(number)  # before: another thread may add it meanwhile
             if self._peers[number].flush():

@@ -41,7 +41,7 @@ from ._message_kinds import (
 )
 
 _LOOK_S = 10.0  # from one diagnosis to the next
-_CALM_S = 30.0  # from one that is told to the next
+_CALM_S = 30.0  # from one that is reported to the next
 _FEWEST = 10  # steps, for a diagnosis at the end
 _MOST_CLUES = 256  # steps with some whose times are not complete
 
@@ -59,10 +59,10 @@ _LOOK_EVERY = 50  # steps between two looks for a worker that costs more than it
 
 @final
 class TimeBooks:
-    """Tells where the time went once there is enough of it, and who waits for whom if that changes.
+    """Reports where the time went, once there is enough of it, and changes in who waits for whom.
 
-    At the end it tells who waited for whom in the whole run. A diagnosis that raises is logged, and
-    there is no other one in the run.
+    At the end it reports who waited for whom in the whole run. A diagnosis that raises is logged,
+    and there is no other one in the run.
 
     Args:
         world_size: number of workers.
@@ -73,7 +73,7 @@ class TimeBooks:
     def __init__(self, world_size: int, *, emit: Hook, clock: Callable[[], float]) -> None:
         self._emit = emit
         self._clock = clock
-        self._lock = threading.Lock()  # reports arrive while events are told
+        self._lock = threading.Lock()  # reports arrive while events are emitted
         self._telling = threading.Lock()
         self._accounts = StepAccounts(world_size)
         self._diagnoser = Diagnoser(world_size, parts_stay=False) if world_size > 1 else None
@@ -85,7 +85,7 @@ class TimeBooks:
         self._said: set[tuple[str, int | None]] = set()
 
     def add(self, rank: int, step: int, spent_us: Sequence[int]) -> bool:
-        """Take in one rank's times of a step; return whether there is enough to be told."""
+        """Take in one rank's times of a step; return whether there is enough to report."""
         with self._lock:
             return self._accounts.add(rank, step, spent_us)
 
@@ -94,7 +94,7 @@ class TimeBooks:
         if self._diagnoser is not None:
             with self._lock:
                 self._clues.setdefault(step, {})[rank] = clues
-                if len(self._clues) > _MOST_CLUES:  # where some rank tells no times at all
+                if len(self._clues) > _MOST_CLUES:  # where some rank reports no times at all
                     del self._clues[next(iter(self._clues))]
 
     def add_host(self, rank: int, clues: HostClues) -> None:
@@ -104,12 +104,12 @@ class TimeBooks:
                 self._hosts.append((rank, clues))
 
     def tell(self) -> None:
-        """Tell of the steps that all ranks are through with."""
+        """Report the steps that all ranks are through with."""
         accounts, found = self._take(self._changed)
         self._tell(accounts, found)
 
     def end(self) -> None:
-        """Tell of all that is left, and of the run as a whole; once."""
+        """Report all that is left, and the run as a whole; once."""
         accounts, found = self._take(self._of_whole_run)
         self._diagnoser = None
         self._tell(accounts, found)
@@ -146,12 +146,12 @@ class TimeBooks:
         """Return what all ranks noticed in a step that is complete; None if that is nothing."""
         found = self._clues.pop(step, None)
         while self._clues and (oldest := next(iter(self._clues))) < step:
-            del self._clues[oldest]  # of a step that some rank told no times of
+            del self._clues[oldest]  # of a step for which some rank reported no times
         none = StepClues()
         return None if found is None else [found.get(rank, none) for rank in self._ranks]
 
     def _changed(self, diagnoser: Diagnoser) -> Diagnosis | None:
-        """Return a diagnosis that names other causes than the last one that was told."""
+        """Return a diagnosis that names other causes than the last one reported."""
         now_s = self._clock()
         if now_s < self._look_s:
             return None
@@ -174,13 +174,13 @@ class Decisions:
 
     It does so on the thread that brought the report, which is the channel's.
 
-    Where anything in that fails but a user's policy, all ranks go on with equal sizes, from the
-    same step on and for the rest of the run.
+    Where anything in that fails but a user's policy, all ranks continue with equal sizes, from
+    the same step on and for the rest of the run.
 
     Args:
         world_size: number of workers.
         lag: steps by which a plan trails its measurement.
-        answers: tells all ranks.
+        answers: sends answers and plans to all ranks.
         emit: takes every event.
         clock: monotonic seconds.
 
@@ -239,7 +239,7 @@ class Decisions:
                 self._times.add_host(peer, clues)
 
     def end(self) -> None:
-        """Tell of the steps that are left, where the time went, and who waited for whom."""
+        """Report the steps that are left, where the time went, and who waited for whom."""
         with self._lock:
             if self.planner is not None:
                 self._show(self._next_step(self._answered))
@@ -354,7 +354,7 @@ class Decisions:
         return self._ask(partial(self.planner.catch_up, next_step=next_step), step)
 
     def _ask(self, planning: Callable[..., Outcome], step: int) -> tuple[Event, ...]:
-        """Have the planner decide and tell its plan; the policy may rest if it takes too long."""
+        """Have the planner decide; announce its plan. The policy may rest if it takes too long."""
         began_s = self._clock()
         ask = began_s >= self._rest_until_s
         try:
@@ -373,7 +373,7 @@ class Decisions:
         return (*events, PolicySlow(step, took_s, rest_s))
 
     def _give_up(self, step: int, error: Exception) -> tuple[Event, ...]:
-        """Go on with equal sizes for good: what failed is no user's, and may be half changed."""
+        """Continue with equal sizes for good: what failed is no user's, and may be half changed."""
         if self.planner is None or isinstance(self.planner, EqualSizes):
             return ()
         log_fault(step, error, "All ranks go on with equal batch sizes for the rest of the run.")
@@ -382,7 +382,7 @@ class Decisions:
         return (BalancingStopped(step, 0, fault_in_words(error), trace),)
 
     def _cannot_measure(self, rank: int, step: int, fault: str) -> None:
-        """Go on with equal sizes for good: a rank cannot tell any more what it takes."""
+        """Continue with equal sizes for good: a rank can no longer measure what it takes."""
         if self.planner is not None and not isinstance(self.planner, EqualSizes):
             self.planner = EqualSizes(self.planner, self._next_step(step))
             self._announce()
@@ -393,13 +393,13 @@ class Decisions:
             self._answers.announce(self.planner.plan)
 
     def _keep_all_books(self) -> None:
-        """Tell of all steps that were decided on: of short ones there are several at once."""
+        """Report all steps that were decided on: of short ones there are several at once."""
         self._keeps_soon = False
         while self._unkept:
             self._keep_books(*self._unkept.popleft())
 
     def _keep_books(self, reports: list[Report], ran: Plan, events: tuple[Event, ...]) -> None:
-        """Tell what a step cost and what was decided after it."""
+        """Report what a step cost and what was decided after it."""
         step = reports[0].step
         with self._lock:
             events += self._catch_up(step, self._next_step(step))

@@ -1,4 +1,4 @@
-"""Whether all ranks reduced the gradients of the same batches: told by each, found on rank 0."""
+"""Whether all ranks reduced gradients of the same batches: each reports, and rank 0 compares."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _SAME = 1e-6  # shares of a batch are ratios of whole numbers, summed up
 
 
 class Reductions:
-    """Rank 0's books of reductions that some ranks have told of and some have not.
+    """Rank 0's books of reductions that some ranks have reported and some have not.
 
     Safe to use from several threads: rank 0's own come from its training thread.
 
@@ -48,7 +48,7 @@ class Reductions:
         return None
 
     def steps(self, key: ReductionKey) -> tuple[int, list[int]]:
-        """Return how many ranks told of a reduction, and of which steps it may be, after them."""
+        """Return how many ranks reported a reduction, and which steps it may be of by them."""
         with self._lock:
             told = list(self._told.get(key, {}).values())
         possible = [one.shares.keys() | set(one.maybe) for one in told]
@@ -56,7 +56,7 @@ class Reductions:
 
 
 def _differ(told: Iterable[Reduced]) -> bool:
-    """Tell whether ranks cannot have put the same into a reduction."""
+    """Return whether ranks cannot have put the same into a reduction."""
     first, *others = told
     if all(one == first for one in others):
         return False
@@ -66,7 +66,7 @@ def _differ(told: Iterable[Reduced]) -> bool:
 
 
 def _may_be(one: Reduced, other: Reduced) -> bool:
-    """Tell whether ``other`` may be made of the same steps as ``one``, with the same shares."""
+    """Return whether ``other`` may be made of the same steps as ``one``, with the same shares."""
     if not other.shares.keys() <= one.shares.keys() | set(one.maybe):
         return False
     pairs = [(share, one.shares.get(step)) for step, share in other.shares.items()]
@@ -139,18 +139,18 @@ class DivergenceCheck:
         self._has_asked = False  # on rank 0, for the reports that others hold
 
     def tell(self, reduced: Sequence[Reduced]) -> None:
-        """Tell rank 0 of reductions outside of a report."""
+        """Send reductions to rank 0 outside of a report."""
         if reduced:
             self._router.to_leader(*reduced)
 
     def steps_of(self, key: ReductionKey) -> Sequence[int]:
         """Return the steps that a reduction may be of, as far as other ranks know; else none.
 
-        For a rank that cannot tell which batch it has, in the backward of that reduction: others
-        tell of it before they wait for this one.
+        For a rank that does not know which batch it has, in the backward of that reduction: others
+        report it before they wait for this one.
 
         Raises:
-            WorkerLostError: a worker was lost before it told.
+            WorkerLostError: a worker was lost before it reported.
             RanksDivergedError, ValueError: gradients were wrong, on all ranks.
         """
         self._awaited.add(key)
@@ -182,7 +182,7 @@ class DivergenceCheck:
                     self._router.changed.notify_all()
 
     def _ask(self, rank: int, key: ReductionKey) -> None:
-        """On rank 0: answer now, or when others tell, which from now on do so at once."""
+        """On rank 0: answer now, or when others report; from now on they do so at once."""
         with self._router.changed:
             self._asking[key].add(rank)
         if not self._has_asked:

@@ -47,8 +47,8 @@ class ReportQueue:
     heartbeat sends what was noted, too, and so does the end of the run. With one process the thread
     that trains makes each report as it comes, so that no step has to make many.
 
-    Where a rank cannot tell which batch it has before it hears of the others', each report leaves
-    at once from then on: that rank may be the one for which all wait.
+    Where a rank does not know its batch before it learns of the others', each report leaves at
+    once from then on: that rank may be the one for which all wait.
 
     Reports leave in the order in which they came, whichever threads send them.
 
@@ -143,7 +143,7 @@ class Exchange:
         lost_ranks: who is gone, and what collectives the training thread may wait in.
         stop: how all ranks come to stop.
         decisions: on rank 0.
-        units, claims, mailbox, ways, not_finite, scales: what else ranks tell each other.
+        units, claims, mailbox, ways, not_finite, scales: what else ranks send each other.
         num_loops: over the loaders of this process, as servers will want to know.
         stopping: whether all ranks stop, as of the newest plan point, so the same on all ranks.
     """
@@ -225,7 +225,7 @@ class Exchange:
         self._router.to_workers(message)
 
     def lead(self, planner: AbstractPlanner) -> None:
-        """On rank 0: plan with ``planner`` and tell all ranks its first plan."""
+        """On rank 0: plan with ``planner`` and send its first plan to all ranks."""
         self.decisions.planner = planner
         self.claims.scheme = None if planner.claims is None else planner.claims.scheme
         self._answers.announce(planner.plan)
@@ -404,7 +404,7 @@ class Exchange:
         return waiting
 
     def _misses_an_answer(self) -> bool:
-        """Tell whether a plan point waits for an answer that rank 0, which has left, never gives.
+        """Return whether a plan point waits for an answer that rank 0, which has left, never gives.
 
         A thread that fetches ahead may do so at the end of a run that went well.
         """
@@ -419,13 +419,13 @@ class Exchange:
         return self._answers.plans[_BEFORE_ALL if is_first else index]
 
     def _is_heard_out(self, step: int) -> bool:
-        """Tell whether all have reported a step, or who could tell has left."""
+        """Return whether all have reported a step, or those that could say so have left."""
         left, is_leader = self.lost_ranks.left, self._router.rank == 0
         is_over = len(left) == self._router.world_size - 1 if is_leader else 0 in left
         return is_over or self._answers.newest_done >= step
 
     def _are_through(self) -> bool:
-        """Tell whether no rank will claim more of a step that this rank has done its part of."""
+        """Return whether no rank will claim more of a step that this rank has done its part of."""
         step, claiming = self.claims.newest, self.claims.claiming - self.lost_ranks.left
         if self._router.rank in claiming or self.last_step < step:
             return True

@@ -62,7 +62,7 @@ class PendingPeer:
         connection.send(self._challenge)
 
     def has_answered(self) -> bool:
-        """Tell whether there is something to read."""
+        """Return whether there is something to read."""
         try:
             return bool(self.connection.recv(1, socket.MSG_PEEK))
         except OSError:  # nothing yet, or it is gone
@@ -153,7 +153,7 @@ class Acceptor:
 
     Args:
         token: what a greeting has to know.
-        selector: tells when a newcomer can be read; the newcomer is the key's ``data``.
+        selector: reports when a newcomer can be read; the newcomer is the key's ``data``.
         num_ranks: how many may come at the same time.
 
     Attributes:

@@ -17,7 +17,7 @@ def log_fault(step: int | None, error: Exception, consequence: str) -> None:
     Args:
         step: optimizer step after which it was noticed; None where that is not known.
         error: what was raised; a ``UserMistake`` is no fault of evenstep's.
-        consequence: what training goes on with, in a sentence.
+        consequence: how training continues, in a sentence.
     """
     what = fault_in_words(error) if step is None else f"Step {step}: {fault_in_words(error)}"
     request = "" if isinstance(error, UserMistake) else " Please report it, with this traceback."
@@ -25,7 +25,7 @@ def log_fault(step: int | None, error: Exception, consequence: str) -> None:
 
 
 def say(text: str, *values: object, error: Exception | None = None) -> None:
-    """Warn, or log an error with its traceback, from a thread that has to go on.
+    """Warn, or log an error with its traceback, from a thread that has to continue.
 
     Handlers are the user's, and some raise.
     """

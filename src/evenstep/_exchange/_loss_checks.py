@@ -26,21 +26,21 @@ Slope = Literal["mean", "sum", "between"]
 """What a loss was found to be: flat in the number of rows, proportional to it, or neither."""
 
 _ODDS = math.log(1e6)
-# By what the variances may be wrong that ranks tell: rows may resemble each other.
+# By what the variances that ranks report may be wrong: rows may resemble each other.
 _FACTORS = np.geomspace(1e-3, 1e3, 25)
 _LIKELY = -(np.log(_FACTORS) ** 2) / 2.0
 _SLOPES = np.array([0.0, 1.0, *np.linspace(0.25, 0.75, 11)])  # a mean, a sum, and between
 _POWERS = np.array([np.ones_like(_SLOPES), -2.0 * _SLOPES, _SLOPES**2])  # (3, slopes)
 # By how much a rank's scale may differ at equal sizes, and how likely that is. Samples that are
 # drawn at random are the same everywhere. In an order of the user's own, or in shards, one rank may
-# have what is hard, and only a change of sizes tells.
+# have what is hard, and only a change of sizes shows it.
 _AT_RANDOM = ((1.0, 0.02),)
 _BY_ORDER = ((0.90, 0.03), (0.08, 0.3), (0.02, 2.0))
 _LEAST_PART = 2  # samples: the mean of a single one is too low, for its logarithm
 _LEAST_SPREAD = 0.02  # of sizes: less changes no gradient by a percent
 _LEAST_STEPS = 2
 _LEAST_VARIANCE = 1e-4
-_MOST_OPEN = 64  # steps that some ranks have told of and some have not
+_MOST_OPEN = 64  # steps that some ranks have reported and some have not
 
 # Steps in a row after which it is no passing matter. One or two are what scripts skip by hand, or
 # what a loss scale that has grown too far for single precision costs before it shrinks.
@@ -140,12 +140,12 @@ def _log_mean(logs: FloatArray) -> float:
 
 @final
 class LossScales:
-    """The parts of all ranks: each sends its scales, rank 0 judges, and all hear if it is wrong.
+    """The parts of all ranks: each sends its scales, rank 0 judges, and all learn if it is wrong.
 
     Args:
         router: carries messages.
         refuse: called on rank 0, from any thread, if the loss is not what it was said to be.
-        warn: gets a sentence on rank 0 if it is neither, and training goes on.
+        warn: gets a sentence on rank 0 if it is neither, and training continues.
     """
 
     kinds = (ScalesReport,)
@@ -169,7 +169,7 @@ class LossScales:
         self._at_random = False
 
     def open(self, loss_reduction: str, *, at_random: bool) -> None:
-        """Hear what the user said of the loss, and whether samples are drawn at random."""
+        """Note what the user said of the loss, and whether samples are drawn at random."""
         self._said, self._at_random = loss_reduction, at_random
 
     def received(self, peer: int, message: Message) -> None:
@@ -282,7 +282,7 @@ class NotFinite:
         self._router = router
         self._emit = emit
         self._lock = threading.Lock()
-        self._newest = -1  # step that this rank has told of
+        self._newest = -1  # step that this rank has reported
         self._ranks: dict[int, set[int]] = {}  # on rank 0, by step; the newest ones
         self._half: set[int] = set()  # those in which it may be the loss scale
         self._is_said = False

@@ -21,7 +21,7 @@ from ._message_kinds import (
 from ._router import Router
 from ._threads import Framework, end_process, interrupt_thread, limit_end
 
-# Shares of the grace. Until the release, those in no collective hear of the loss by themselves. A
+# Shares of the grace. Until the release, threads in no collective notice the loss by themselves. A
 # script that was interrupted may have something to put away.
 _UNTIL_RELEASE = 1 / 3
 _AFTER_INTERRUPT = 10
@@ -52,7 +52,7 @@ class FailureWatch:
     """The loss that this process knows of, and the thread that it may keep in a collective.
 
     A collective with a lost peer blocks for half an hour. So collectives are broken off soon after
-    a loss. A thread that still does not come out cannot be told of it, and its process is ended.
+    a loss. A thread that still does not come out cannot be notified, and its process is ended.
 
     The rank that is lost since it hangs is interrupted, as by Ctrl+C, so that its script can end;
     one that cannot be interrupted is ended, too. So is a process that does not come to an end after
@@ -61,7 +61,7 @@ class FailureWatch:
     Args:
         grace_s: seconds after the loss, and in the collective, for which it may still come out.
         abort: ends the process with a message; None does so as ``end_process`` does.
-        is_stuck: tells whether a thread sits in a collective, by its number.
+        is_stuck: returns whether a thread sits in a collective, by its number.
         release: breaks collectives off, wherever the thread may be; None where nothing can.
         interrupt: interrupts a thread, by its number.
         clock: seconds that only grow.
@@ -134,7 +134,7 @@ class FailureWatch:
         self.collective_s = None
 
     def end_if_stuck(self, thread_id: int) -> None:
-        """Have the thread hear of a loss: break collectives off, and at last end the process."""
+        """Make the thread notice a loss: break collectives off, and at last end the process."""
         if self.error is None:
             return
         if self._release is not None and self._passed_s() > _UNTIL_RELEASE * self._grace_s:
@@ -194,9 +194,9 @@ class Steps(Protocol):
 
 @final
 class LostRanks:
-    """What this rank knows of others that are gone, and how its training thread hears of it.
+    """What this rank knows of others that are gone, and how its training thread is notified.
 
-    Only rank 0 hears of all that end their run; the others hear of rank 0.
+    Only rank 0 is notified of all that end their run; the others, of the end of rank 0.
 
     Args:
         router: carries messages, and asks here which workers are lost.
@@ -211,10 +211,10 @@ class LostRanks:
             nothing can.
 
     Attributes:
-        on_loss: told of the error at once.
+        on_loss: called with the error at once.
         explain: what else is said of a rank whose connection closed or fell silent.
         thread_id: the training thread's.
-        left: who has ended its run, as far as this rank has heard.
+        left: who has ended its run, as far as this rank knows.
         wrong: the error of gradients that were wrong.
         watch: the loss that is known here, and since when the training thread is in a collective.
         leave_collective: notes that it is back.
@@ -365,7 +365,7 @@ class LostRanks:
         if not (in_collective or self.watch.in_collective):
             return self.wrong
         self._steps.report_all()
-        self._router.to_leader(CollectiveBroke(self._steps.last_step))  # who hears of all ends
+        self._router.to_leader(CollectiveBroke(self._steps.last_step))  # it is notified of all ends
         with self._router.changed:
             self._router.changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
         self._break_collective()
@@ -380,7 +380,7 @@ class LostRanks:
         """End the process if a worker was lost and the training thread cannot come by to say so.
 
         Args:
-            told_to_end: whether this process was told to end as well.
+            told_to_end: whether this process was asked to end as well.
         """
         if self.is_broken and told_to_end:
             # No rank is left to agree with, and the one that said so waits, as torchrun does

@@ -1,4 +1,4 @@
-"""Numbers that workers tell each other beside the plans: integers by key, units of steps."""
+"""Numbers that workers send each other beside the plans: integers by key, units of steps."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class Mailbox:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._here: dict[MailKey, IntArray] = {}
-        self._told: dict[MailKey, dict[int, Sequence[int]]] = {}  # on rank 0, until all have told
+        self._told: dict[MailKey, dict[int, Sequence[int]]] = {}  # on rank 0, until all have sent
         self._awaited: set[MailKey] = set()
         self._num_shared: dict[int, int] = {}
 
@@ -68,7 +68,7 @@ class Mailbox:
     def gather(self, key: MailKey, numbers: list[int]) -> Callable[[], list[list[int]]]:
         """Send numbers, as many on every rank, and return what waits for those of all ranks.
 
-        What is returned raises ``WorkerLostError`` if a worker was lost before it told its own.
+        What is returned raises ``WorkerLostError`` if a worker was lost before it sent its own.
         """
         self._router.to_leader(NumbersReport(key, tuple(numbers)))
         self._router.sent[_name(key)] = key[1]
@@ -120,7 +120,7 @@ class Mailbox:
                 self._put(key, np.frombuffer(data, kind).astype(np.int64))
 
     def _collect(self, rank: int, key: MailKey, numbers: Sequence[int]) -> None:
-        """On rank 0: take in what a rank told, and tell all if it was the last."""
+        """On rank 0: take in what a rank sent, and send the whole to all if it was the last."""
         with self._router.changed:
             told = self._told.setdefault(key, {})
             told[rank] = numbers
@@ -154,14 +154,14 @@ class UnitSum:
 
 
 class UnitSums:
-    """One rank's side of the sums: every rank tells rank 0, which tells all.
+    """One rank's side of the sums: each rank sends units to rank 0, which sends back the sum.
 
     One small message each way a step, sent without waiting. All ranks divide by the same bits,
     since rank 0 alone adds up.
 
     Args:
         router: carries messages.
-        came_to: told of each step whose units this rank has told.
+        came_to: called with each step whose units this rank has sent.
     """
 
     kinds = (UnitsReport, UnitsReply)
@@ -206,7 +206,7 @@ class UnitSums:
                 self._publish(step, total)
 
     def _take(self, rank: int, step: int, units: float) -> None:
-        """On rank 0: take in a rank's units, and tell all ranks the sum if they are the last."""
+        """On rank 0: take in a rank's units; if they are the last, send the sum to all ranks."""
         with self._router.changed:
             arrived = self._arrived.setdefault(step, {})
             arrived[rank] = units

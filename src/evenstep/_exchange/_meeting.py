@@ -148,7 +148,7 @@ def connect_star(
 ) -> dict[int, Peer]:
     """Return the connections of a star around rank 0, by peer.
 
-    Rank 0 tells the others, through ``share``, its addresses, the port and a random token. It
+    Rank 0 sends the others its addresses, the port and a random token through ``share``. It
     listens until all have connected, and then no more: no stranger reaches a run.
 
     Args:
@@ -166,7 +166,7 @@ def connect_star(
     Raises:
         ConnectionError: a connection could not be made in time, or rank 0 cannot listen; the
             message says what was tried. On all ranks, where one of them cannot find rank 0.
-        ProtocolError: ranks run unlike versions of evenstep.
+        ProtocolError: ranks run different versions of evenstep.
     """
     if rank != 0:
         meeting = _meeting(share(None))
@@ -318,7 +318,7 @@ def _let_in(acceptor: Acceptor, newcomer: PendingPeer, peers: dict[int, Peer]) -
     """Let a newcomer in if it has said which rank it is.
 
     Raises:
-        ProtocolError: a rank runs another version of evenstep; it hears of this one.
+        ProtocolError: a rank runs another version of evenstep; it is sent this one.
     """
     said = acceptor.read(newcomer)
     if said is None:

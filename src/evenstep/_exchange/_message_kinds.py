@@ -32,7 +32,7 @@ class MessageError(ValueError):
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True):
-    """What one rank tells another."""
+    """What one rank sends to another."""
 
 
 class StepReports(Message):
@@ -152,7 +152,7 @@ class ClaimReply(Message):
 
 
 class NumbersReport(Message):
-    """To rank 0: a rank's numbers, which all get once all have told theirs."""
+    """To rank 0: a rank's numbers, which all get once all have sent theirs."""
 
     key: MailKey
     numbers: tuple[int, ...]
@@ -219,7 +219,7 @@ class ScalesReport(Message):
 
 
 class LossRefused(Message):
-    """From rank 0: the loss is not what the balancer was told; the text says what it is."""
+    """From rank 0: the loss is not what the user declared; the text says what it is."""
 
     text: str
 
@@ -313,7 +313,7 @@ class RankLost(Message):
 
 
 class RanksDiverged(Message):
-    """From rank 0: ranks reduced unlike gradients together.
+    """From rank 0: ranks reduced mismatched gradients together.
 
     Attributes:
         rank: the one that differs from most.

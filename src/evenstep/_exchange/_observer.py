@@ -1,4 +1,4 @@
-"""What hears how the steps of this rank go."""
+"""What is called as the steps of this rank progress."""
 
 from __future__ import annotations
 
@@ -7,36 +7,36 @@ from typing import Any
 
 
 class StepObserver:
-    """Hears of every step, on the thread that trains, while all ranks wait for it: be quick.
+    """Is called in every step, on the thread that trains, while all ranks wait for it: be quick.
 
-    A part that only some runs need is one of these. It overrides what it wants to hear of; what no
-    observer overrides is not called.
+    A part that only some runs need is one of these. It overrides the methods it wants called; what
+    no observer overrides is not called.
     """
 
     def begin_step(self, step: int) -> None:
-        """Hear that ``step`` begins: no backward is under way."""
+        """Note that ``step`` begins: no backward is under way."""
 
     def first_forward(self, *, equal_forwards: bool) -> None:
-        """Hear that the step's first forward comes next: what is collective before it goes here.
+        """Note that the step's first forward comes next: what is collective before it goes here.
 
         Args:
             equal_forwards: whether all ranks make as many in the step, and know it.
         """
 
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
-        """Hear that a forward of so many samples comes next, perhaps the step's last one."""
+        """Note that a forward of so many samples comes next, perhaps the step's last one."""
 
     def backward_done(self) -> None:
-        """Hear that this rank's own backward is done: from now on it may wait for others."""
+        """Note that this rank's own backward is done: from now on it may wait for others."""
 
     def reduced(self) -> None:
-        """Hear that the collectives of that backward are over."""
+        """Note that the collectives of that backward are over."""
 
     def check_over(self) -> None:
         """Raise if the step's backwards are over here, and what they reduce can never be."""
 
     def end_step(self, step: int) -> None:
-        """Hear that the last backward of ``step`` is over."""
+        """Note that the last backward of ``step`` is over."""
 
 
 def heard_by(observers: Iterable[StepObserver], name: str) -> tuple[Callable[..., Any], ...]:

@@ -1,8 +1,8 @@
 """Who keeps the others waiting: a rank that lives, sends heartbeats, and does not come on.
 
-Every rank counts what it has come to: steps reported, unit sums told, and collectives begun in each
-process group, which go on counting while a thread waits in one. A rank that waits in a collective
-has begun it, and the one it waits for has not. So the rank that hangs is behind in a count, stands
+Every rank counts what it has come to: steps reported, unit sums sent, and collectives begun in each
+process group. Counts continue while a thread waits in a collective. A rank that waits in one has
+begun it, and the one it waits for has not. So the rank that hangs is behind in a count, stands
 still in all of them, and is ahead of no one. A rank that waits for a message says for which: the
 one that has not sent it is behind, too.
 """
@@ -42,7 +42,7 @@ class Finding:
     Attributes:
         rank: who keeps others waiting.
         waiting: who may be waiting for it.
-        warning: what a person should be told now.
+        warning: what to warn the user of now.
         hung: why it counts as lost from now on: it hangs, or has failed; None if it does not.
     """
 
@@ -99,7 +99,7 @@ class HangDetector:
         self._places[rank] = place
 
     def left(self, rank: int, failed: tuple[int, str] | None = None) -> None:
-        """Hear that a rank has ended its run: it is behind in nothing, unless it failed.
+        """Note that a rank has ended its run: it is behind in nothing, unless it failed.
 
         Args:
             rank: which one.
@@ -236,12 +236,12 @@ class HangDetector:
 
 
 class ProgressReporter:
-    """One rank's side of the watch: it tells rank 0 how far it is, and where, if it is asked.
+    """One rank's side of the watch: it reports to rank 0 how far it is, and where, if asked.
 
     Args:
         router: carries messages.
         hosts: host name of every rank.
-        framework: tells where a thread is, and how many collectives have begun. Those up to now
+        framework: knows where a thread is, and how many collectives have begun. Those up to now
             do not count.
         lost_ranks: knows who has ended its run, and which thread trains.
         hang_s: seconds after which a rank counts as hanging; None is never.
@@ -284,7 +284,7 @@ class ProgressReporter:
             self._is_paused = before
 
     def look(self) -> tuple[int, str] | None:
-        """Tell how far this rank is; look for whom others wait in vain; return that and why."""
+        """Report how far this rank is; return for whom others wait in vain, and why."""
         progress = self._own_progress()
         self._num_still += 1
         if progress != self._told:
@@ -331,5 +331,5 @@ class ProgressReporter:
 
 
 def _is_own(name: str) -> bool:
-    """Tell whether a count is one of evenstep's own, and so exact."""
+    """Return whether a count is one of evenstep's own, and so exact."""
     return name in _OWN or name.startswith(_MAIL)

@@ -34,7 +34,7 @@ class Extension(Part, Protocol):
         """Return what goes along with this rank's next report."""
 
     def answers(self, index: int) -> None:
-        """On rank 0: hear that step ``index`` is about to be answered."""
+        """On rank 0: note that step ``index`` is about to be answered."""
 
     def close(self) -> None:
         """End what was begun. May be called again."""
@@ -76,7 +76,7 @@ class Router:
         owner: knows which workers are lost; set before the first message.
         changed: guards what parts wait for. A part that brings it about notifies all.
         sent, awaited: how many messages of each name this rank has sent, and which one it waits
-            for: the watch on hangs tells rank 0.
+            for: the progress reporter sends these to rank 0.
     """
 
     owner: Owner
@@ -141,7 +141,7 @@ class Router:
         self.owner.check_left()
 
     def wait(self, is_here: Callable[[], bool], *, limit_s: float | None = None) -> bool:
-        """Wait until something is here, or will not come any more; tell whether it is.
+        """Wait until something is here, or will not come any more; return whether it is.
 
         Args:
             is_here: looks for it.

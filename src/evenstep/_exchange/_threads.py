@@ -36,8 +36,8 @@ class Framework:
     """What is to be known of a framework by what carries plans for it.
 
     Attributes:
-        place_of: tells where a thread is, by its number.
-        is_stuck: tells whether a thread sits in a collective of the framework's, by its number.
+        place_of: returns where a thread is, by its number.
+        is_stuck: returns whether a thread sits in a collective of the framework's, by its number.
         restart: what starts a run anew, for errors.
         training_thread: the number of the thread that trains, asked at its plan points.
         num_collectives: how many collectives this process has begun in each process group, by a
@@ -81,7 +81,7 @@ def file_of(frame: FrameType) -> str:
 
 
 def awaits_message(innermost: FrameType) -> bool:
-    """Tell whether a thread waits for what another rank sends."""
+    """Return whether a thread waits for what another rank sends."""
     router = _OURS + "_exchange/_router.py"
     return any(file_of(frame) == router for frame in frames_below_user(innermost))
 
@@ -107,7 +107,7 @@ def _is_machinery(file: str) -> bool:
 def process_name() -> str | None:
     """Return a name of this process by which others on its machine can find it.
 
-    None where there is no way to tell, as outside Linux.
+    None where none can be found, as outside Linux.
     """
     with suppress(OSError):
         # Containers number their processes anew: a number means nothing outside of its namespace.
@@ -118,8 +118,8 @@ def process_name() -> str | None:
 def network_name() -> str:
     """Return a name that processes share which reach each other by the loopback.
 
-    Host names alone do not tell: two machines may have the same one, and containers on one machine
-    have networks of their own. Where there is nothing else, as outside Linux, the host name it is.
+    Host names alone do not suffice: machines may share one, and containers on one machine have
+    networks of their own. Where there is nothing else, as outside Linux, the host name it is.
     """
     with suppress(OSError):
         return f"{_machine()}/{_NETWORK.stat().st_ino}"
@@ -132,7 +132,7 @@ def _machine() -> str:
 
 
 def has_ended(name: str | None, here: str | None) -> bool:
-    """Tell whether the process called ``name`` has certainly ended.
+    """Return whether the process called ``name`` has certainly ended.
 
     Args:
         name: what ``process_name`` returned there.

@@ -1,7 +1,7 @@
 """One connection between rank 0 and another rank: every message arrives once and in order.
 
 A message goes as its length, a tag that proves who sent it, and its text. The form of a message and
-of a greeting is the same in all versions, so that ranks of unlike versions can tell each other so.
+of a greeting is the same in all versions, so that ranks of different versions can say so.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ CLOSED = "its connection closed: it ended, was killed or cut off"
 
 
 class ProtocolError(ConnectionError):
-    """Ranks run unlike versions of evenstep, or of its protocol."""
+    """Ranks run different versions of evenstep, or of its protocol."""
 
 
 class Text(NamedTuple):
@@ -125,7 +125,7 @@ def num_missing(buffer: Data) -> int:
 
 
 def check_versions(versions: Mapping[int, str]) -> None:
-    """Raise if ranks run unlike versions of evenstep, or of its protocol.
+    """Raise if ranks run different versions of evenstep, or of its protocol.
 
     Args:
         versions: by rank, as ``VERSION`` has them.

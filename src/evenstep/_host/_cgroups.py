@@ -1,4 +1,4 @@
-"""What Linux tells of a process: control groups of either version, memory, a thread's time."""
+"""What Linux reports of a process: control groups of either version, memory, a thread's time."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def number_of(text: bytes, name: bytes) -> int | None:
 
 
 def available_bytes(root: Path) -> int | None:
-    """Return the memory of the machine that is not in use; None where it is not told.
+    """Return the memory of the machine that is not in use; None where it is not reported.
 
     Args:
         root: of the file system that is read.

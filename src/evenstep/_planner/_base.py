@@ -65,7 +65,7 @@ class blaming:  # a class: several are entered in each step, and a generator tak
 
 
 def is_own(value: Any) -> bool:
-    """Tell whether a policy or a reader is evenstep's own, with all that it is made of.
+    """Return whether a policy or a reader is evenstep's own, with all that it is made of.
 
     A wrapper of evenstep's around a user's policy is not: what it returns is made by both.
     """
@@ -182,7 +182,7 @@ class AbstractPlanner(abc.ABC):
 
     @abc.abstractmethod
     def restore(self, learnt: Learnt, former: IntArray) -> EstimatesRestored:
-        """Go on from what an earlier run has learnt. Before the first step.
+        """Continue from what an earlier run has learnt. Called before the first step.
 
         Args:
             learnt: from ``learnt`` of a planner.
@@ -225,7 +225,7 @@ class EqualSizes(AbstractPlanner):
     """Plans equal sizes for the rest of a run, in the place of the planner that failed.
 
     Of the planner that failed it takes the plan and what fits, and nothing else: what that one has
-    learnt may be half changed. So it has learnt nothing, and a run that goes on from its
+    learnt may be half changed. So it has learnt nothing, and a run that continues from its
     checkpoint begins anew.
 
     Args:

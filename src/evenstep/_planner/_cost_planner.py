@@ -45,7 +45,7 @@ class CostChoice:
     Attributes:
         model: seconds of each rank, by features; where samples are counted, by the first of them.
         by_cost: whether samples are assigned by it, and not counted.
-        knows: whether it tells samples apart; until lengths are known, all cost the mean one's.
+        knows: whether it distinguishes samples; until lengths are known, all cost the mean one's.
         is_apart: whether each rank has a speed of its own, and not all the same.
     """
 
@@ -68,7 +68,7 @@ class CostChoice:
 
         Ranks are taken to be alike until the saving by their speeds exceeds a millisecond, and what
         noise alone would pretend (``errors_by_chance``); and again once it falls below half of it.
-        At first they differ by a factor alone, as a few noisy steps cannot tell what of a step is
+        At first they differ by a factor alone, as a few noisy steps do not show what of a step is
         fixed: a rank that seemed to have only fixed costs would get next to nothing, and stay so.
         Samples are counted once features predict no better than counts, and assigned by cost again
         once they do. So they are from the start where all cost the same.
@@ -78,7 +78,7 @@ class CostChoice:
             recent: work of steps, each ``(world_size, num_features)``.
             by_speed: whether ranks may differ.
             always_by_cost: whether samples are never counted.
-            knows: whether lengths are known. Reports tell them of what was computed, at any time.
+            knows: whether lengths are known. Reports give those of what was computed, at any time.
             differ: whether samples differ in what is known of them.
         """
         model, counted = estimator.model, estimator.by_count
@@ -105,7 +105,7 @@ class CostChoice:
         return CostChoice(model, by_cost, knows, is_apart=True)
 
     def _pays(self, model: CostModel, recent: Sequence[FloatArray], error: FloatArray) -> bool:
-        """Tell whether each rank's own speed saves more, against equal shares, than noise does."""
+        """Return whether each rank's own speed saves more over equal shares than noise does."""
         whole = [work.sum(axis=0) for work in recent]
         equal_s = np.mean([model.seconds(work / len(error)) for work in whole], axis=0)
         slowest = int(np.argmax(equal_s))
@@ -144,8 +144,8 @@ class CostPlanner(AbstractPlanner):
     """Plans by what samples cost: it learns that from the reports, and says it in integers.
 
     Which sample goes to whom follows from the integers on every rank, by ``solve.partition``.
-    Where lengths tell no more than counts do, plans count samples. So they do until lengths are
-    known, with the speeds that reports tell: those have the lengths of what ranks computed.
+    Where lengths predict no more than counts do, plans count samples. So they do until lengths are
+    known, with the speeds found from reports: those have the lengths of what ranks computed.
 
     - The first step of a run warms up and teaches nothing, nor does one with a report that cannot
       be, which an event names.
@@ -156,7 +156,7 @@ class CostPlanner(AbstractPlanner):
       change hands are fetched twice.
     - Where a rank asks for no other sizes, as each costs a compilation, samples are counted from
       then on, in sizes that stay; not where forwards have caps, which counts would not keep.
-    - Forwards keep within what fits (``SizeCaps``), by the peaks of memory that ranks tell and by
+    - Forwards keep within what fits (``SizeCaps``), by the peaks of memory that ranks report and by
       what they found to be too large. Samples are counted where as many of the longest would fit;
       otherwise equal costs assign them within what fits.
 
@@ -344,7 +344,7 @@ class CostPlanner(AbstractPlanner):
         return [*told, Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
 
     def _cap(self, reports: Sequence[Report], next_step: int) -> list[Event]:
-        """Take in what ranks tell of their memory; plan within caps that have moved.
+        """Take in what ranks report of their memory; plan within caps that have moved.
 
         At once, also where caps only rise: that comes up to five times in a run, at its start, and
         fewer than one sample in 70 of its first 150 steps is fetched twice for it.
@@ -356,11 +356,11 @@ class CostPlanner(AbstractPlanner):
         return [*told, *self._follow(self._choice, next_step)]
 
     def _counts(self, sizes: IntArray) -> bool:
-        """Tell whether the choice is to count samples, and caps allow these sizes."""
+        """Return whether the choice is to count samples, and caps allow these sizes."""
         return not self._choice.by_cost and self._may_count(sizes)
 
     def _may_count(self, sizes: IntArray) -> bool:
-        """Tell whether so many samples of each rank keep to all caps, whichever they are."""
+        """Return whether so many samples of each rank keep to all caps, whichever they are."""
         return not self._costs.cost.is_capped and self._caps.hold(sizes)
 
     def _planned(self, choice: CostChoice, epoch: int, first_step: int) -> Plan:

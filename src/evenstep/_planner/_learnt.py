@@ -26,7 +26,7 @@ _CALM = 5  # steps without a change after which nothing more is to come
 def places(before: Sequence[str], now: Sequence[str]) -> IntArray:
     """Return where in ``before`` each worker of ``now`` is found, -1 if nowhere.
 
-    Several workers may have one name, as the CPU ranks of a host do: they are told apart by
+    Several workers may have one name, as the CPU ranks of a host do: they are distinguished by
     their order alone.
     """
     free: dict[str, list[int]] = {}
@@ -65,7 +65,7 @@ def check_learnt(learnt: Learnt, workers: Sequence[str]) -> None:
     """Raise unless a planner of these workers may have said so, whatever it was read from.
 
     Of its own state only the policy knows what is right, infinities included: it is tried before a
-    run goes on from it.
+    run continues from it.
 
     Raises:
         ValueError: it cannot be.
@@ -83,7 +83,7 @@ def check_learnt(learnt: Learnt, workers: Sequence[str]) -> None:
 
 
 def alike(state: Any, template: Any) -> bool:
-    """Tell whether ``state`` has the keys, shapes and kinds of ``template``, all of it finite."""
+    """Return whether ``state`` has the keys, shapes and kinds of ``template``, all of it finite."""
     if type(state) is not type(template):
         return False
     if isinstance(template, dict):
@@ -126,7 +126,7 @@ class Start:
         decision = Decision(learnt["batch_size"], learnt["policy_state"], "as before the restart")
         try:
             self.check(decision)
-            if known is not None:  # a state it cannot go on from would stop it for good
+            if known is not None:  # a state it cannot use would stop it for good
                 after = self.policy.update(
                     self.cluster, self._step(known, decision.batch_size), decision.state
                 )

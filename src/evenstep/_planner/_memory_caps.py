@@ -19,7 +19,7 @@ from ._sample_costs import SampleCosts
 
 @final
 class KnownMemory:
-    """What workers have told of their memory: in samples, or in what ``Cost`` counts.
+    """What workers have reported of their memory: in samples, or in what ``Cost`` counts.
 
     The peaks of the sizes visited, and what was found not to fit, by trial or by running out.
 
@@ -78,7 +78,7 @@ class KnownMemory:
 
 
 class MemoryCaps:
-    """The caps in force, which tighten and relax with what workers tell of their memory.
+    """The caps in force, which tighten and relax with what workers report of their memory.
 
     The smallest holds of three: the caps that were given, those modelled from the peaks of the
     sizes visited, and those that workers found by trial or by running out.
@@ -135,7 +135,7 @@ class MemoryCaps:
         return self._tighten(reports) if self._known.limited(reports) else []
 
     def is_outgrown_by(self, plan: Plan) -> bool:
-        """Tell whether ``plan`` exceeds what is known to fit."""
+        """Return whether ``plan`` exceeds what is known to fit."""
         if self.caps is None:
             return False
         held = np.array(plan.batch_size, dtype=np.int64)
@@ -165,7 +165,7 @@ class MemoryCaps:
             return []
         try:
             cluster = self._job.cluster(caps)
-        except ValueError as error:  # what runs has to go on running, but nothing may grow
+        except ValueError as error:  # the run has to continue, but nothing may grow
             told, self.overfull = self.overfull, True
             problem = (
                 f"the global batch does not fit in memory ({error}). Loops over `loader.steps()` "
@@ -177,7 +177,7 @@ class MemoryCaps:
 
 
 def tells_peaks(reports: Sequence[Report]) -> bool:
-    """Tell whether any rank reads its memory, without arrays: all ranks wait."""
+    """Return whether any rank reads its memory, without arrays: all ranks wait."""
     return any(report.capacity_bytes and report.peak_bytes for report in reports)
 
 
@@ -267,7 +267,7 @@ class SizeCaps:
         return capped(reports, np.flatnonzero(self._caps != before), self._caps, unit="size")
 
     def hold(self, counts: IntArray) -> bool:
-        """Tell whether so many samples of each rank keep to the caps, whichever they are."""
+        """Return whether so many samples of each rank keep to the caps, whichever they are."""
         caps = self.caps
         return caps is None or bool((counts * self._costs.most[1] <= caps).all())
 

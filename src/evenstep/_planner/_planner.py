@@ -46,14 +46,14 @@ class Planner(AbstractPlanner):
       left out; it never spreads into a plan.
     - A user's policy that raises, or whose sizes break the bounds, is named in an event, and the
       last good plan stays in force. What fails in evenstep itself, its own policies included,
-      raises: the driver goes on with ``EqualSizes``.
+      raises: the driver continues with ``EqualSizes``.
     - Steps of a few milliseconds say little, and deciding takes as long: they are shown to the
       policy together, as many seconds of them as it asks for, by every worker's median.
     - Memory: caps that were given, and those modelled from the peaks of the sizes visited,
       whichever is smaller, bound what the policy may plan.
     - A policy may promise to keep the sizes after a step that all workers end level
       (``Decision.level``): it is shown such a step when no rank waits (``catch_up``), and the
-      sizes stay unless it breaks its word. What a step tells of memory is taken in at once, and
+      sizes stay unless it breaks its word. What a step reports of memory is taken in at once, and
       one that moves a cap is shown at once.
 
     It reads no clock and sends no messages: reports in, a plan and events out.
@@ -183,10 +183,10 @@ class Planner(AbstractPlanner):
         }
 
     def restore(self, learnt: Learnt, former: IntArray) -> EstimatesRestored:
-        """Go on from what an earlier run has learnt, as far as the workers are the same.
+        """Continue from what an earlier run has learnt, as far as the workers are the same.
 
         - The same workers at the same ranks, under the same policy and global batch: the policy
-          goes on from its very state, and the plan is the one that was in force.
+          continues from its very state, and the plan is the one that was in force.
         - Otherwise, with a time known of every worker: the policy starts anew and is shown steps
           of these times first, since only it knows what its state says about which worker.
         - With a worker that was never measured, it starts anew.
@@ -215,7 +215,7 @@ class Planner(AbstractPlanner):
         return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size, problem)
 
     def _as_planned(self, reports: Sequence[Report]) -> Sequence[Report]:
-        """Return what the policy is shown of a step; nothing if that step tells it nothing."""
+        """Return what the policy is shown of a step; nothing if that step teaches it nothing."""
         step, num_samples = reports[0].step, reports[0].global_num_samples
         if self._uneven is None and num_samples == self._job.global_batch_size:
             return reports
@@ -300,7 +300,7 @@ class Planner(AbstractPlanner):
                 decision = decide(self._caps.cluster, reading.timings, self._state)
                 self._check(decision)
                 decision = replace(decision, reason=str(decision.reason))  # it has to travel
-        except UserMistake as mistake:  # training goes on
+        except UserMistake as mistake:  # training continues
             return [PolicyFailed(step, str(mistake), mistake.part)]
         plan = self._make_plan(self.plan.epoch + 1, next_step, decision)
         self._adopt(decision)
@@ -334,7 +334,7 @@ class Planner(AbstractPlanner):
         return events
 
     def _is_level(self, reading: Reading, apart_by: Callable[[], float]) -> bool:
-        """Tell whether the policy need not see this reading at once.
+        """Return whether the policy need not see this reading at once.
 
         Args:
             reading: what it would see.

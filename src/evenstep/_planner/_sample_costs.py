@@ -364,8 +364,8 @@ def assign(
         features: of the samples, ``(num_samples, num_features)``.
         workers: what those cost each worker.
         caps: size of a forward that fits on every worker; None is no limit beside that of ``Cost``.
-            Where samples leave no way, forwards are larger by as little as an eighth can tell: all
-            samples are computed.
+            Where the samples do not fit so, forwards may grow, an eighth at a time, until they do:
+            all samples are computed.
         whole: whether every worker has a single forward.
         equal_forwards: whether all workers make as many forwards, where samples suffice.
     """

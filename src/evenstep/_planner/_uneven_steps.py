@@ -1,4 +1,4 @@
-"""Steps of unlike numbers of samples, as the policy sees them: as if each were the planned one."""
+"""Steps of different numbers of samples, as a policy sees them: as if each were the planned one."""
 
 from __future__ import annotations
 

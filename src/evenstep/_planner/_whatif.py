@@ -81,7 +81,7 @@ class WhatIf:
         return self._state
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Go on from ``state``, of as many workers."""
+        """Continue from ``state``, of as many workers."""
         self._state, self._splits = state, None
 
     def fresh(self, world_size: int) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from .._exchange._internal import log_fault
 from .._exchange._message_kinds import CluesReport, HostReport
 from .._host import HostReader
 
-_LEAST_S = 2e-4  # of collecting or compiling: less of it waits, and is told with the next
+_LEAST_S = 2e-4  # of collecting or compiling: less of it waits, and is reported with the next
 _EVERY_S = 1.0  # from one look at the process and its machine to the next
 _MOST_UNTOLD = 128  # steps whose report is held, or whose device is not through yet
 _GOES_ON = "Training and balancing go on; causes of waiting are found by times alone."
@@ -32,13 +32,13 @@ class SecondsClock(Protocol):
 class ClueReader:
     """Makes clues of what was noted in steps, and reads the system's files once a second.
 
-    A step is told of if it had garbage collection, compilation or samples of another length. The
+    A step is reported if it had garbage collection, compilation or samples of another length. The
     length is the size of its inputs less what as many samples of this rank have in the mean, so a
     larger batch is not a longer one. Where samples are assigned by cost, a rank has fewer of them
     the longer they are. Then it is the size less this rank's mean.
 
     The thread that trains notes what its step had; whatever thread makes the reports calls this.
-    Any fault of its own is logged and ends the reading. Training goes on.
+    Any fault of its own is logged and ends the reading. Training continues.
 
     Args:
         garbage: counts the time in the collector.
@@ -71,7 +71,7 @@ class ClueReader:
         self._look_s = 0.0
         self._is_on = True
         self._step = -1  # the one under way
-        self._gc_s, self._compile_s = garbage.total_s, compiling.total_s  # that were told
+        self._gc_s, self._compile_s = garbage.total_s, compiling.total_s  # as last reported
         self._size = self._num_samples = 0  # of the step under way
         self._whole_size = self._whole_number = 0  # of all before it
         self._known: dict[int, StepClues] = {}

@@ -87,7 +87,7 @@ class Estimates:
         return cls(workers, learnt)
 
     def apply(self, planner: AbstractPlanner, workers: Sequence[str]) -> EstimatesRestored | None:
-        """Have ``planner`` go on from them, for the workers of now; None if there are none."""
+        """Have ``planner`` continue from them, for the workers of now; None if there are none."""
         if self.learnt is None:
             return None
         event = planner.restore(self.learnt, places(self.workers, workers))

@@ -1,4 +1,4 @@
-"""What a run tells of itself on rank 0: its sinks, its beginning, what was learnt, its end."""
+"""What a run reports of itself on rank 0: its sinks, its beginning, what was learnt, its end."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def lead(
     devices: Sequence[str],
     workers: Sequence[str],
 ) -> None:
-    """Begin a run on rank 0: tell of it, go on from what was learnt, and plan the first step."""
+    """Begin a run on rank 0: report it, restore what was learnt, and plan the first step."""
     emit(
         RunStarted(
             world_size=settings.job.world_size,

@@ -25,7 +25,7 @@ class StepUnderWay:
         is_used: whether one of its batches has had a forward.
         is_over: whether it is past its backwards, and another has begun.
         has_begun: whether the clock and the watches have begun with it.
-        is_clear: whether its own time can be told from that of other steps.
+        is_clear: whether its own time can be separated from that of other steps.
         units: of this rank; None where they are samples.
         unit_sum: where the sum over ranks will be found.
         num_forwards: micro-batches handed out, one in plain loops.
@@ -33,7 +33,7 @@ class StepUnderWay:
         largest: size of its largest micro-batch, as ``Report.largest_forward``.
         again: whether memory ran out in it.
         on_last_forward: whether its last micro-batch is handed out.
-        reported: whether rank 0 has been told of it.
+        reported: whether it was reported to rank 0.
         work: what its samples cost; None where no costs are known.
         checksum: of who has which of its samples, the same on all ranks; 0 where none is known.
         plan: by which it was handed out; None where none is known.
@@ -88,11 +88,11 @@ class LoopPosition:
     _left_ahead: int = -1  # likewise, of a loop that trained and fetched ahead
 
     def begin(self, step: int) -> None:
-        """Hear which step is the first of this process: a resumed run counts on."""
+        """Note which step is the first of this process: a resumed run keeps counting."""
         self.newest_used = self._before = step - 1
 
     def end_loop(self) -> None:
-        """Hear that the loop is over: what it fetched ahead may still be used."""
+        """Note that the loop is over: what it fetched ahead may still be used."""
         if self.looks_ahead and self.newest_used > self._before:
             self._left_ahead = self.newest
         self._before = self.newest

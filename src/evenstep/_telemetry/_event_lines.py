@@ -169,7 +169,7 @@ class EventLines:
         )
 
     def _is_unwanted(self, line: bytes) -> bool:
-        """Tell whether ``line`` begins as one of another kind, written by ``JsonLines``."""
+        """Return whether ``line`` begins as one of another kind, written by ``JsonLines``."""
         if self._wanted is None or not line.startswith(b'{"event": "'):
             return False
         name = line[11 : line.find(b'"', 11)]
@@ -363,14 +363,14 @@ class FollowedFile:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.position = 0
-        """Bytes that were read, up to the end of a line. Where to go on from, in another process
+        """Bytes that were read, up to the end of a line. Where to continue, in another process
         too: see ``begin_at``."""
         self.num_replaced = 0
         self._mark = b""
         self._is_inside = False  # of a line whose beginning was passed over
 
     def begin_at(self, position: int) -> None:
-        """Go on at any byte; a line that it is in the middle of is passed over."""
+        """Continue at any byte; if it is inside a line, the rest of that line is skipped."""
         self.position, self._mark = position, b""
         self._is_inside = position > 0
         if position:

@@ -1,4 +1,4 @@
-"""What a person is told of a run while it trains: faults, news, and one line every few steps."""
+"""What a person is shown of a run while it trains: faults, news, and one line every few steps."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def news(event: Event) -> str:
 
 
 def fault(event: Event) -> str:
-    """Return a sentence on a fault that training goes on after; nothing for another event."""
+    """Return a sentence on a fault after which training continues; nothing for another event."""
     ranks = event.ranks if isinstance(event, LossNotFinite) else ()
     whose = " and ".join(f"rank {rank}" for rank in ranks)
     fed = _input(event) if isinstance(event, WaitingDiagnosed) else ""
@@ -195,7 +195,7 @@ class ProgressLine:
     it; what is below one half of a percent is left out. An evaluation or a checkpoint between two
     loops is in it too. "lost by" says who the others wait for and why, in percent of all time,
     as long as there is something to say. The last line is on the whole run, and says how to check
-    what it predicts. A diagnosis is told of from 50 steps on.
+    what it predicts. A diagnosis is shown from 50 steps on.
 
     Args:
         stream: where to, such as ``sys.stderr``.

@@ -291,7 +291,7 @@ def open_outlets(
 
     Args:
         run_dir: folder for ``events.jsonl``; None writes none. A folder that cannot be written to
-            is a warning: training goes on without.
+            is a warning: training continues without.
         line_every: steps between two progress lines on standard error; None is faults alone.
         hooks: the user's own.
     """

@@ -50,7 +50,7 @@ class StepClaims:
         front: first tile of each rank's part that is not claimed, ``(world_size,)``.
         back: the tile after the last of those, ``(world_size,)``.
         left: ranks that leave the rest to others, ``(world_size,)``.
-        speeds: samples per second that each rank has told, NaN before, ``(world_size,)``.
+        speeds: samples per second that each rank has reported, NaN before, ``(world_size,)``.
     """
 
     scheme: Hybrid
@@ -97,7 +97,7 @@ class StepClaims:
     def claim(self, rank: int, speed: float | None = None) -> tuple[tuple[Claim, ...], StepClaims]:
         """Return what ``rank`` gets next, nothing if it is done, and what holds from now on.
 
-        Claims go by the speeds in this very step. For a rank that has told none the plan stands:
+        Claims go by the speeds in this very step. If a rank has reported none, the plan stands:
         who was given twice as much is taken for twice as fast.
 
         Args:

@@ -191,8 +191,8 @@ class Auto(AbstractPolicy[dict[str, Any]]):
 
         By the least saving: in any other split some worker has more than now, and takes no less
         than now, so no split could have saved more. And by what noise alone does to two of them:
-        one step cannot tell a change that small from it. But where a worker's load comes and goes
-        by the clock, the next step may not be as this one.
+        one step cannot distinguish so small a change from it. But where a worker's load comes and
+        goes by the clock, the next step may not be as this one.
         """
         if self.bank.goes_by_the_clock(bank):
             return 0.0

@@ -174,7 +174,7 @@ class Bank:
         return AffineTime(times.intercept_s, slope_s)
 
     def goes_by_the_clock(self, state: dict[str, Any]) -> bool:
-        """Tell whether a period is known of some worker, and has proved the best forecast."""
+        """Return whether a period is known of some worker, and has proved the best forecast."""
         weights = state["trust"] @ state["weights"]
         return any(
             isinstance(one.predictor, Seasonal)

@@ -52,7 +52,7 @@ def _exported() -> dict[str, type[AbstractPolicy[Any]]]:
 
 
 def reads_resources(policy: Any) -> bool:
-    """Tell whether ``policy`` stands on a predictor that reads CPU and memory, at any depth.
+    """Return whether ``policy`` stands on a predictor that reads CPU and memory, at any depth.
 
     Reading them costs every worker a tenth of a millisecond a step, so drivers ask first.
     """

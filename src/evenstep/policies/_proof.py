@@ -76,7 +76,7 @@ def proved(
     sizes stay equal for 16 readings, and for twice as many each further time, up to 128. They may
     differ again as soon as one worker was the slowest 8 times in a row.
 
-    No fit tells of times that jump at some size, as where memory is swapped. So $m$ is compared
+    No fit shows times that jump at some size, as where memory is swapped. So $m$ is compared
     with what equal steps took before, too, where a worker with more than its equal share is the
     slowest. Where it is three times as much in the mean of 3 readings, or twice in that of 8, sizes
     stay equal too, for up to 1,024 readings, or until 3 of them show that equal steps take as long
@@ -169,12 +169,12 @@ def _resting(proof: _Proof, longest: float) -> _Proof:
 
 
 def _is_worse(proof: _Proof) -> bool:
-    """Tell whether steps at other sizes took much longer than equal ones."""
+    """Return whether steps at other sizes took much longer than equal ones."""
     num, others_s, equal_s = proof.num_others, proof.others_s, proof.equal_s
     is_sure = num >= _LEAST and others_s > _WORSE * equal_s
     return bool(proof.num_equal) and (is_sure or (num >= _FEW and others_s > _MUCH_WORSE * equal_s))
 
 
 def _has_grown(proof: _Proof) -> bool:
-    """Tell whether the equal split takes as long by now as others took, so that load has grown."""
+    """Return whether the equal split now takes as long as others took, so that load has grown."""
     return proof.num_equal >= _FEW and proof.equal_s * _GROWN > proof.others_s

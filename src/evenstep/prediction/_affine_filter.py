@@ -62,9 +62,9 @@ def judge(
     together (then it is lasting) or jumps have mostly proved lasting in this run. Steps of a
     millisecond have pauses of tens, for whatever else the machine does, and several in a row.
     One that was believed at once counts as passing if the next step jumps back. A worker's first
-    readings are always followed: which of two is the odd one cannot be told.
+    readings are always followed: which of two is the odd one cannot be known.
 
-    The threshold is low, 30 %, because errors cost unlike amounts: ignoring a worker that turned
+    The threshold is low, 30 %, because errors cost different amounts: ignoring a worker that turned
     twice as slow doubles the step, while believing a single slow step costs the others their
     part of a few samples.
 
@@ -254,9 +254,9 @@ def loosen(lines: Lines, reading: Residuals, *, where: Mask) -> Lines:
 def correct(lines: Lines, reading: Residuals, *, contrast: Mask) -> Lines:
     """Return ``lines`` corrected by one reading, noise and score left as they are.
 
-    The Kalman gain where ``contrast`` says that the batch has just changed enough to tell the
+    The Kalman gain where ``contrast`` says that the batch has just changed enough to separate the
     fixed cost from the cost per sample. Elsewhere the whole line is scaled: a worker that is
-    slower is slower in all that it does, as far as a single size can tell. As a balancer keeps
+    slower is slower in all that it does, as far as a single size can show. As a balancer keeps
     times level while batches follow the speeds, the Kalman gain would take a slope that drifts
     steadily for a large intercept, with next to no slope, within 200 steps.
     """
@@ -347,7 +347,7 @@ class AffineFilter:
         first_noise: relative noise assumed before any was seen, finite and positive.
         doubt: standard deviation of the intercept before the second size, as a share of the
             first time, finite and positive.
-        contrast: relative change of size that tells about the intercept, at least 0.
+        contrast: relative change of size that informs the intercept, at least 0.
         gate: standard deviations that make a jump, positive.
         least_jump: relative change that makes a jump, positive.
         memory: weight of the past in the likelihood, per step, in [0, 1).
@@ -503,7 +503,7 @@ class AffineFilter:
         return error
 
     def holds_back(self, state: dict[str, Any]) -> Mask:
-        """Tell whose last reading was taken for a passing one so far, ``(world_size,)``."""
+        """Return whose last reading was taken for a passing one so far, ``(world_size,)``."""
         held: Mask = abs(state["jumps"]["open"]) == 1
         return held
 
@@ -514,7 +514,7 @@ class AffineFilter:
         return noise
 
     def _explains(self, former: Lines, batch: FloatArray, seconds: FloatArray) -> Mask:
-        """Tell which readings are what the lines before the last jump would have foreseen."""
+        """Return which readings are what the lines before the last jump would have foreseen."""
         reading = read(former, batch, seconds)
         known = reading.expected.min(axis=0) > 0  # there was a jump before
         explained: Mask = known & (self._jumps(former.weights(), reading) == 0)

@@ -201,7 +201,7 @@ class LocalLevel(AbstractPredictor[dict[str, Any]]):
     The logarithm is modelled as a level that wanders, measured with noise:
     $y_k = m_k + \varepsilon_k$ and $m_{k+1} = m_k + \eta_k$, with variances $r$ and $q$. The
     filter is $K_k = P_k / (P_k + r)$, $\hat m_{k+1} = \hat m_k + K_k (y_k - \hat m_k)$ and
-    $P_{k+1} = (1 - K_k) P_k + q$. Changes from value to value tell the noises apart: with
+    $P_{k+1} = (1 - K_k) P_k + q$. Changes from value to value separate the noises: with
     $d_k = y_k - y_{k-1}$,
 
     $r = -\mathrm{E}[d_k d_{k-1}], \quad q = \mathrm{E}[d_k^2] - 2 r$,
@@ -272,7 +272,7 @@ class LocalLevel(AbstractPredictor[dict[str, Any]]):
         return np.where(state["num_steps"] > 0, positive(state["level"]), np.nan)
 
     def _learn(self, state: dict[str, Any], logs: FloatArray) -> dict[str, Any]:
-        """Return what the newest values tell of the noises."""
+        """Return what the newest values show of the noises."""
         num_steps = state["num_steps"] + 1
         change = np.where(num_steps > 1, logs - state["newest"], 0.0)
         # What is assumed at the start weighs as much as eight values.

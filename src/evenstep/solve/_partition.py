@@ -26,7 +26,7 @@ def assign_padded(problem: Problem) -> tuple[IntArray, IntArray, IntArray]:
     """Return owners, forwards within their owner, and the number of forwards of each worker.
 
     Neighbours in the sorted order share a forward, as padding is least then. Which worker has the
-    longest ones is tried: each order of unlike workers where there are few, else a selection.
+    longest ones is tried: each order of workers that differ where these are few, else a selection.
     """
     runs = _Runs.of(problem)
     # Whatever `is_capped` says: of padded samples it does not know how much room they take.

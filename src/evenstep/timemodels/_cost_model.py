@@ -73,7 +73,7 @@ def fit_costs(
 
     Minimises $\sum (\hat t / t - 1)^2$ over $a, s, f \ge 0$, in turns over the lines of the ranks
     and over $f$, which ranks of one kind of device share: so ranks that compute different work in
-    one step tell features apart that are in proportion on each of them. Steps that err by more
+    one step separate features that are in proportion on each of them. Steps that err by more
     than twice what is usual count less, in proportion.
 
     Right where costs add up, or are padded and counted so. Where all steps were alike in
@@ -83,7 +83,7 @@ def fit_costs(
         features: what each rank computed, ``(num_steps, world_size, num_features)``.
         seconds: own time, NaN where it is not known, ``(num_steps, world_size)``.
         kinds: a number for the kind of device of each rank, ``(world_size,)``.
-        before: a fit to some of these steps, from which to go on: that is quicker.
+        before: a fit to some of these steps, to start from: that is quicker.
 
     Raises:
         ValueError: shapes do not fit, or some rank has no known time.

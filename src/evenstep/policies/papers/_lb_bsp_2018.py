@@ -31,7 +31,7 @@ class LbBsp2018(AbstractPolicy[dict[str, Any]]):
     the whole run. Times measured later are not looked at.
 
     The first is right where steps are long against their fixed costs and the load moves from step
-    to step, as far as the predictor can foresee it: resources told with ``StepTimings`` let
+    to step, as far as the predictor can foresee it: resources given in ``StepTimings`` let
     ``Narx`` see a change in the step it happens in. Wrong where fixed costs matter: speeds then
     fall with the batch, and sizes settle only after several steps, some percent from the best.
     It moves a few samples at every step. The second is right for as long as the profile is.

@@ -16,7 +16,7 @@ PATIENCE = 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Held:
-    """The split in force, as far as a rule can tell.
+    """The split in force, as far as a rule can know.
 
     Rules that correct the sizes they measured go wrong when a measurement comes from other
     sizes: a move would be made twice. Such steps are left out. After more than ``PATIENCE`` of
