@@ -21,7 +21,7 @@ class Device:
     Attributes:
         kind: ``cpu``, ``cuda`` and so on, as torch has it.
         name: the model, as far as it is known.
-        uuid: tells one card from another, on all hosts; empty for a CPU.
+        uuid: distinguishes one card from another, on all hosts; empty for a CPU.
     """
 
     kind: str
@@ -42,7 +42,7 @@ class CpuFacts:
         governor: of the clock, ``performance`` say; empty where it cannot be read.
         governor_driver: whose governor it is.
         pressure: part of the last minute in which something waited for a core, in [0, 1]; None
-            where the kernel does not tell.
+            where the kernel does not report it.
         load: mean number of processes that ran or waited in the last minute.
     """
 
@@ -85,8 +85,8 @@ class NetworkFacts:
             name has none.
         interface: the value of ``GLOO_SOCKET_IFNAME``, empty where it is not set.
         interfaces: Mbit/s of each interface that is up and has an address, but for the loopback;
-            0 where its driver does not tell, and of bridges and tunnels.
-        address: by which this rank is reached, as far as can be told.
+            0 where its driver does not report it, and of bridges and tunnels.
+        address: by which this rank is reached, as far as is known.
         port: where it listens while links are measured; 0 where it does not.
     """
 

@@ -22,7 +22,7 @@ def usable(checkup: Checkup) -> tuple[Pace, ...]:
 
 
 def run_times(checkup: Checkup) -> RunTimes:
-    """Return what timed steps tell, in the form that a recorded run has.
+    """Return what timed steps show, in the form that a recorded run has.
 
     Ranks without times are left out: workers are those of ``usable``, in this order.
 
@@ -76,7 +76,7 @@ THROTTLED_SHARE = 0.05
 
 
 def judge_speeds(checkup: Checkup) -> Iterator[FoundAilment]:
-    """Yield what timed steps tell."""
+    """Yield what timed steps show."""
     for pace in checkup.paces:
         yield from _of_pace(checkup, pace)
     yield from _slow_ranks(checkup)

@@ -9,7 +9,7 @@ from ._checkup_facts import Ailment, Checkup, FoundAilment, RankFacts
 
 GIB = 2**30
 LEAST_SHARED_BYTES = GIB // 2
-"""Docker gives 64 MiB unless it is told otherwise."""
+"""Docker gives 64 MiB unless set otherwise."""
 LEAST_MEMORY_BYTES = GIB
 LEAST_OPEN_FILES = 1024
 BUSY = 0.25
@@ -74,7 +74,7 @@ def _versions(checkup: Checkup) -> Iterator[FoundAilment]:
         for facts in told:
             found.setdefault(_compared(name, facts.versions[name]), []).append(facts.rank)
         if len(found) < 2:
-            continue  # a package that only some have is told by their devices
+            continue  # a package that only some have is shown by their devices
         said = "; ".join(f"{version} on {in_words(ranks)}" for version, ranks in found.items())
         fewest = min(found.values(), key=len)
         yield FoundAilment(

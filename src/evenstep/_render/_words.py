@@ -34,7 +34,7 @@ def text_table(header: Row, rows: Iterable[Row], *, left: int = 1, width: int | 
     """Return a table for a terminal.
 
     One that is too wide has the names of its columns in several lines, then columns closer to
-    each other. If that is not enough, it goes on below itself, where the words in front stand
+    each other. If that is not enough, it continues below itself, where the words in front stand
     again: no column is left out or cut.
 
     Args:

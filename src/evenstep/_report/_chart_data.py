@@ -17,7 +17,7 @@ from ._step_tally import over
 
 Cells = Sequence[str]
 DASHES = ((), (8, 4), (2, 3), (10, 3, 2, 3))
-"""Of lines, so that they can be told apart without their colors."""
+"""Of lines, so that they can be distinguished without their colors."""
 
 
 def text(tag: str, words: str, *, kind: str = "") -> str:

@@ -17,7 +17,7 @@ from ._step_tally import over
 
 MOST_ROWS = 32
 """Ranks in a table; of more, the ones that matter most."""
-_MOST_LINES = 8  # ranks with a line each: more cannot be told apart
+_MOST_LINES = 8  # ranks with a line each: more cannot be distinguished
 
 
 @dataclass(frozen=True, slots=True)

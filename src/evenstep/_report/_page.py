@@ -125,7 +125,7 @@ class Section:
 
 
 def sections(run: ReportFigures, key: str, *, high: float | None = None) -> Iterator[Section]:
-    """Yield what is told of a run.
+    """Yield what is reported of a run.
 
     Args:
         run: which.

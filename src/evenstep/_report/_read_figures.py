@@ -54,8 +54,8 @@ class CauseTally:
     So one on nearly all steps of a start stands in place of those before it, and of another one
     only the steps count that were not counted for this cause.
 
-    Some runs tell a diagnosis only if it names other causes than the one before. So the newest one
-    holds until the steps that the next one is about.
+    Some runs report a diagnosis only if it names other causes than the one before. So the newest
+    one holds until the steps that the next one is about.
     """
 
     def __init__(self) -> None:
@@ -164,7 +164,7 @@ class LinkTally:
             self._num_exchanges += 1
 
     def figures(self, num_stretches: int) -> LinkFigures | None:
-        """Return all of it, by so many stretches; None where nothing was told."""
+        """Return all of it, by so many stretches; None where nothing was reported."""
         if not (self._num_measured or self._num_shares or self._num_exchanges):
             return None
         sums = self._sums.values[:num_stretches]
@@ -188,7 +188,7 @@ _MOST_CHARACTERS = 2000
 
 _RARE = (WorkerLost, BalancingStopped, LossNotFinite, ClaimsSwitched)
 _OFTEN = (MeasurementRejected, PolicyFailed, PolicySlow, MemoryCapped, SizesHeld, WorkerUnhelpful)
-"""Told once for each rank, with their number: one that fails does so at every step."""
+"""Reported once for each rank, with their number: one that fails does so at every step."""
 
 
 @final
@@ -260,7 +260,7 @@ class PlanChanges:
         self._sizes: tuple[int, ...] | None = None
 
     def begin(self, sizes: tuple[int, ...] | None) -> None:
-        """Go on from ``sizes``, at a start; None is equal ones."""
+        """Continue from ``sizes``, at a start; None is equal ones."""
         self._sizes = sizes
 
     def add(self, event: Rebalanced) -> None:

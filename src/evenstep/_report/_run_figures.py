@@ -188,7 +188,7 @@ class LinkFigures:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class ReportFigures:
-    """All that is told of a run.
+    """All that is reported of a run.
 
     Attributes:
         name: of its folder, or its file.
@@ -209,7 +209,7 @@ class ReportFigures:
         num_changes: all of them.
         changes_by_stretch: ``(stretches,)``.
         mishaps: in order of steps.
-        links: None where nothing was told of them.
+        links: None where nothing was reported of them.
         left_out: what of the file was not used, as a sentence; empty where all was.
     """
 

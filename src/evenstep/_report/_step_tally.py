@@ -21,7 +21,7 @@ class StepBins:
     """Stretches of as many steps each, which double when the run has outgrown them.
 
     So a run of any length fits into the same memory, its length need not be known before, and
-    every step counts. Steps before the first one that was told count to the first stretch.
+    every step counts. Steps before the first one that was reported count to the first stretch.
 
     Attributes:
         first: the step that the first stretch begins with; None before there was one.
@@ -159,7 +159,7 @@ def over(sums: FloatArray, by: FloatArray) -> FloatArray:
 class StepTally:
     """Adds up ``StepMeasured``, many of them at a time.
 
-    Several short steps that were told together count as many of their mean, spread over them.
+    Several short steps that were reported together count as many of their mean, spread over them.
 
     Attributes:
         num_steps: those that were added.
@@ -266,7 +266,7 @@ class StepTally:
         self._caused_s.add(at, is_slowest * idle_s.sum(axis=1, keepdims=True))
 
     def _add_whole(self, these: FloatArray, wall_s: FloatArray) -> None:
-        """Add whole steps: what they took is told with those after them."""
+        """Add whole steps: what they took is reported with those after them."""
         before = np.concatenate([self._before, these[:-1]])
         self._before = these[-1:]
         self._elapsed_s += float((these[:, 1] * these[:, 2]).sum())
@@ -283,7 +283,7 @@ class StepTally:
 
 
 class _Mean:
-    """The mean by stretch of what some steps tell; NaN stands for those that do not."""
+    """The mean by stretch of what some steps report; NaN stands for those that do not."""
 
     def __init__(self, bins: StepBins) -> None:
         self._sums, self._nums = bins.sums(), bins.sums()
@@ -312,7 +312,7 @@ def _column(events: Sequence[StepMeasured], name: str) -> FloatArray:
 class AccountTally:
     """Adds up ``StepsAccounted``, many of them at a time.
 
-    The time of several short steps that were told together is spread evenly over them.
+    The time of several short steps that were reported together is spread evenly over them.
 
     Attributes:
         num_steps: steps that were accounted for.

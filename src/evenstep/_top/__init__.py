@@ -1,4 +1,4 @@
-"""A run in the terminal, as it goes on: figures from its events, and how they are shown."""
+"""A live run in the terminal: figures from its events, and how they are shown."""
 
 from ._live_run import LiveRun as LiveRun
 from ._run_sources import FileSource as FileSource

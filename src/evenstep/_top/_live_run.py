@@ -1,4 +1,4 @@
-"""What is known of a run while it goes on: events in, figures out, in constant memory."""
+"""What is known of a run in progress: events in, figures out, in constant memory."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from ..events import (
 )
 
 WINDOW = 32
-"""Steps that the figures of now are about; of short ones that are told together, so many events."""
+"""Steps that current figures are about; of short ones reported together, so many events."""
 _PLANS, _NEWS = 3, 4  # the newest of each that are kept
 _LEAST_S = 1e-9  # nothing is computed in less
 _LONGEST = 400  # characters of a text: reasons and problems have any length
@@ -72,7 +72,7 @@ class LiveRun:
         wall_s, equal_s: seconds of the steps whose equal split is known, as they were, and as
             they would have been with it.
         diagnosis: the newest one.
-        ended: the event at the end; None while the run goes on.
+        ended: the event at the end; None while the run is in progress.
         plans: the newest changes of batch sizes.
         news: the newest step and text of what a person has to know.
     """

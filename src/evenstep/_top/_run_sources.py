@@ -236,9 +236,9 @@ def watch(
 ) -> TopView:
     """Draw a run until ``wait`` says that it is enough, or its source is at its end.
 
-    A file that is not there yet is waited for, and one that is gone may come back. Reading goes on
-    between two drawings, and takes half of the time at most: a long file is caught up with bit by
-    bit.
+    A file that is not there yet is waited for, and one that is gone may come back. Reading
+    continues between two drawings, and takes half of the time at most: a long file is caught up
+    with bit by bit.
 
     Args:
         source: the run.

@@ -1,4 +1,4 @@
-"""What a recorded run tells of its workers."""
+"""What a recorded run shows of its workers."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class RecordedSplits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RunTimes:
-    """What a recorded run tells of its workers, all arrays ``(world_size,)``.
+    """What a recorded run shows of its workers, all arrays ``(world_size,)``.
 
     Attributes:
         times: fixed cost and cost per sample at the end of the run, as ``AffineFilter`` has them.
@@ -43,7 +43,7 @@ class RunTimes:
         max_batch_size: the caps last known; None if none was, or if they bound one forward only.
         overhead_s: median seconds of a step past its slowest worker's computing.
         noise: relative standard deviation of a single step; of the mean of several where they
-            were told together.
+            were reported together.
         speed_error: relative standard error of the cost per sample, and so of the speed.
         time_error: the same of the time that a worker takes for its last batch.
         is_line_known: whether a worker was seen at two sizes or more. Where not, all of its time

@@ -55,7 +55,7 @@ def doctor(
         within("doctor", "--nproc-per-node", ranks, 1, 1024, "Each is a process; 1 looks at one.")
         total = ranks if global_batch_size is None else global_batch_size
         least("doctor", "--global-batch-size", total, ranks, "Every rank computes a sample.")
-        parsed(words)  # torchrun would tell of an error by its own traceback
+        parsed(words)  # torchrun would report an error by its own traceback
     except ValueError as error:
         fail(str(error), 2)
     raise typer.Exit(main(words) if ranks == 1 else _torchrun(ranks, words))

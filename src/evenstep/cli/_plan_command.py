@@ -159,7 +159,7 @@ def _tell(parts: dict[str, Part], in_json: bool) -> None:
 def _recorded(
     speeds: str | None, run: Path | None, checkup: Checkup | None, intercepts: str | None
 ) -> RunTimes | None:
-    """Return what a run or a checkup tells, if that is what was asked for."""
+    """Return what a run or a checkup shows, if that is what was asked for."""
     options = {"--speeds": speeds, "--run": run, "--doctor": checkup}
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:

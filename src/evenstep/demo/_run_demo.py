@@ -29,7 +29,7 @@ _LINE_EVERY_S = 5.0
 _PATIENCE_S = 5.0
 _TOO_LATE = 0.05
 _COLORS = "#4477aa", "#ee7733", "#228833", "#aa3377", "#66ccee", "#ccbb44", "#aaaaaa"
-"""Of the workers; told apart by most colour-blind people (Tol 2021)."""
+"""Of the workers; distinguishable for most colour-blind people (Tol 2021)."""
 
 
 class DemoFailed(RuntimeError):

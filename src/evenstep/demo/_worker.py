@@ -75,7 +75,7 @@ class GPT(nn.Module):
     It computes for real, then the last part of its backward sleeps until that time has passed
     since the forward began. A worker that sleeps leaves its core to the others, so two cores can
     play many workers, as long as the real computing is the shorter part; ``num_late`` counts the
-    steps in which it was not. The policy is not told: it sees a worker that takes its time.
+    steps in which it was not. The policy is not informed: it sees a worker that takes its time.
 
     Args:
         now: a monotonic clock in seconds.

@@ -56,7 +56,7 @@ class KeyStore(Protocol):
         """Return what is kept as ``key``."""
 
     def check(self, keys: list[str], /) -> bool:
-        """Tell whether all of ``keys`` are there."""
+        """Return whether all of ``keys`` are there."""
 
 
 @final
@@ -236,7 +236,7 @@ class Patience:
     """How long ranks wait for each other, in seconds.
 
     Attributes:
-        arrive_s: until all have told their facts.
+        arrive_s: until all have sent their facts.
         links_s: what measuring links may take in all.
         turn_s: one turn of it, with a connection that does not come about.
         timing_s: for which steps are timed.
@@ -257,7 +257,7 @@ class Patience:
 
 @dataclass(frozen=True, slots=True)
 class DoctorOrders:
-    """What rank 0 tells all before links are measured.
+    """What rank 0 sends all before links are measured.
 
     Attributes:
         ranks: those that take part.
@@ -278,7 +278,7 @@ class DoctorOrders:
 
 
 class NotExamined(RuntimeError):
-    """Rank 0 was not heard, or began without this rank; the message says which."""
+    """Rank 0 did not answer, or began without this rank; the message says which."""
 
 
 def examine(
@@ -400,7 +400,7 @@ class _Leader:
     line: StageLine
 
     def checkup(self, given: int | None, workload: str) -> Checkup:
-        """Return what all ranks said and measured; the rest goes on without those that do not."""
+        """Return what all ranks said and measured; the rest continues without those that do not."""
         desk, patience = self.member.desk, self.member.patience
         told = desk.fetch(
             *("facts", range(desk.world_size), patience.arrive_s),

@@ -120,7 +120,7 @@ def time_steps(
     """Return what steps took, each size in turn after some of each to warm up.
 
     There is one measurement of each size at least, however long it takes. An error of the step
-    ends it, and is told beside what was timed before.
+    ends it, and is reported beside what was timed before.
 
     Args:
         rank: the own one.

@@ -160,7 +160,7 @@ def _by_rank(name: str, values: Sequence[float], most_ranks: int) -> Iterator[Me
 
 @final
 class Newest:
-    """What a run's metrics are now: for adapters that are asked, rather than told.
+    """What a run's metrics are now: for adapters that are polled, rather than notified.
 
     Taking in an event keeps it and no more; metrics are made of it when they are asked for.
     """
@@ -280,7 +280,7 @@ class Prometheus:
         self._newest.take(event)
 
     def describe(self) -> Iterable[Family]:
-        """Return what there may be, for the registry to tell apart from others."""
+        """Return what there may be, for the registry to distinguish from others."""
         return self._families().values()
 
     def collect(self) -> Iterable[Family]:

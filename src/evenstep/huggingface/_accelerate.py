@@ -106,12 +106,12 @@ class AcceleratedLoader:
     Args:
         loader: the balanced one.
         balancer: that prepared it.
-        accelerator: whose gradient state is told.
+        accelerator: whose gradient state is updated.
         device: where batches go; None leaves them where they are.
 
     Attributes:
         balancer: that prepared it: its ``mean``, ``batch_sizes``, ``weight`` and ``close``.
-        iteration: epoch that the sampler is told at the next loop, counted by completed loops.
+        iteration: epoch that the sampler is given at the next loop, counted by completed loops.
         end_of_dataloader: whether the batch handed out last is the epoch's last one.
         remainder: samples by which Accelerate would shorten what it gathered last: none here.
     """
@@ -206,7 +206,7 @@ class AcceleratedLoader:
         return {**self._loader.state_dict(), "iteration": iteration}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Have the next loop go on from ``state``, on every rank.
+        """Have the next loop continue from ``state``, on every rank.
 
         Raises:
             ValueError: as for ``evenstep.torch.BalancedLoader.load_state_dict``.
@@ -219,7 +219,7 @@ class AcceleratedLoader:
         self.balancer.close()
 
     def _has_stand_in(self) -> bool:
-        """Tell whether the batch in hand weighs nothing; not in a loop for evaluation within."""
+        """Return whether the batch in hand weighs nothing; not in a loop for evaluation within."""
         is_in_hand = self._accelerator.gradient_state.active_dataloader is self
         return is_in_hand and self.balancer.num_samples == 0
 
@@ -261,9 +261,9 @@ def gathers_rows(
 
     Args:
         accelerator: of one process or several. ``gather_for_metrics`` gathers by the same.
-        has_none: tells whether the rows of this rank stand in for none, and are left out, as are
+        has_none: returns whether the rows of this rank stand in for none, and are left out, as are
             objects that ``gather_for_metrics`` takes.
-        leaves_out: tells whether numbers of such ranks are left out, too; the same on all ranks.
+        leaves_out: returns whether numbers of such ranks are left out, too; the same on all ranks.
         saw_count: called where a single integer is gathered.
     """
     if accelerator.num_processes == 1:
@@ -309,7 +309,7 @@ def _gathered(equal_rows: Callable[[torch.Tensor], Any], tensor: torch.Tensor) -
 
 
 def _are_tensors(nested: Any) -> bool:
-    """Tell whether Accelerate gathers rows of ``nested``, and no objects."""
+    """Return whether Accelerate gathers rows of ``nested``, and no objects."""
     from accelerate.utils import recursively_apply
 
     try:

@@ -97,6 +97,6 @@ def check_batches(trainer: Any, sampler: Any) -> None:
 
 
 def _has_lone(indices: list[int]) -> bool:
-    """Tell whether an index stands alone, but for the last, which may be cut off."""
+    """Return whether an index stands alone, but for the last, which may be cut off."""
     around = zip([None, *indices], indices, indices[1:], strict=False)
     return any(before != here != after for before, here, after in around)

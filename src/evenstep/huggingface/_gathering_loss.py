@@ -147,7 +147,7 @@ def _as_in_training(*models: nn.Module) -> Iterator[None]:
 
 
 def meets(trainer: Any, batch: Any, num_items: Any) -> bool:
-    """Tell whether ranks meet where the loss is computed. Collective: every rank computes one."""
+    """Return whether ranks meet where the loss is computed. Collective: every rank computes one."""
     if trainer.accelerator.num_processes == 1:
         return False
     meet_before_forwards(trainer)  # which is none of the loss

@@ -20,7 +20,7 @@ from ._portions import IGNORED, pieces_of
 Divisor = Literal["items", "labels", "shifted labels", "samples"]
 
 _OWN: tuple[Divisor, ...] = ("labels", "shifted labels", "samples")
-_ROUNDING = 1e-6  # of losses, relative; less than that tells nothing
+_ROUNDING = 1e-6  # of losses, relative; less than that shows nothing
 _SAME = 1e-4
 _MOST_LOSSES = 5  # that are computed to find out
 
@@ -69,9 +69,9 @@ def divisor_of(
 
     ``"items"``: the ``num_items_in_batch`` of all ranks, as Trainer takes for granted.
     The others: those in the forward alone, as the losses of many models for classification do,
-    which accept ``num_items_in_batch`` and leave it unread. A few forwards without gradient tell,
-    in evaluation mode, on the model beneath DDP; where this batch fits several, the kind of the
-    model does. None: no rank has a loss other than 0 in this batch.
+    which accept ``num_items_in_batch`` and leave it unread. A few forwards without gradient show
+    it, in evaluation mode, on the model beneath DDP; where this batch fits several, the kind of
+    the model does. None: no rank has a loss other than 0 in this batch.
 
     Where Trainer takes no number of items for granted, a loss that fits none is one over samples,
     as of a model that draws noise.

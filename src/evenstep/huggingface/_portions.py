@@ -107,12 +107,12 @@ def _parts(value: Any) -> Iterator[Any]:
 
 
 def _is_for_all(part: Any) -> bool:
-    """Tell whether a part is a single value, which stays as it is in every piece."""
+    """Return whether a part is a single value, which stays as it is in every piece."""
     return part is None or isinstance(part, str | int | float) or getattr(part, "shape", None) == ()
 
 
 def _has_rows(part: Any, num_samples: int) -> bool:
-    """Tell whether a part is an array or a list with a row for each sample."""
+    """Return whether a part is an array or a list with a row for each sample."""
     is_some = isinstance(part, list | tuple) or hasattr(part, "shape")
     return is_some and len(part) == num_samples
 

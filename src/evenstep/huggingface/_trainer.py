@@ -207,7 +207,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
                 without_gradient(self, forward.batch, given)
                 continue
             weight = forward.weight
-            # Without a rule of Trainer's the balancer weighs, by samples or the unit it was told.
+            # Without a rule of Trainer's the balancer weighs, by samples or the unit it was given.
             given_already = 1 if is_scaled else forward.num_samples * self._per_sample
             is_left = divisor == "items" or not given_already
             factor = None if is_left else weight / given_already
@@ -254,7 +254,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         return None if self._divisor == "samples" else self._divisor
 
     def _is_scaled(self) -> bool:
-        """Tell whether the loss is divided by the targets of the whole step: Trainer's own rule."""
+        """Return whether the loss is divided by the whole step's targets: Trainer's own rule."""
         told = getattr(self, "loss_is_scaled_for_ga", None)
         if told is not None:
             return bool(told)

@@ -192,7 +192,7 @@ def _check(loader: Any) -> None:
 
 
 def set_epoch(loader: Any, epoch: int) -> None:
-    """Tell the sampler which epoch it is, or else the data set, as Accelerate's loader does."""
+    """Set the epoch of the sampler, or else of the data set, as Accelerate's loader does."""
     if hasattr(loader.sampler, "set_epoch"):
         loader.sampler.set_epoch(epoch)
     elif hasattr(loader.dataset, "set_epoch"):
@@ -208,8 +208,8 @@ class TrainingData:
     ranks differ in the number of their forwards. Without, it has all of the rank's samples, as in
     every plain loop.
 
-    `Trainer` holds it for its training loader. Its length is that in batches; its iterators tell
-    epochs apart, and yield a callback that looks into the data what it gets in plain `Trainer`.
+    `Trainer` holds it for its training loader. Its length is that in batches; its iterators
+    distinguish epochs, and yield a callback that looks into the data what plain `Trainer` does.
     What else Trainer, Accelerate and callbacks ask for is the balanced loader's, but for workers
     and the generator: a copy of this loader that skips batches would start them, and draw from it,
     so that an order drawn after that would be another one than before a restart.
@@ -281,7 +281,7 @@ class TrainingData:
         Args:
             epoch: Trainer's iterator; another one is another epoch.
             global_step: optimizer steps of the training so far.
-            skips: whether training that goes on from a checkpoint leaves out what it has seen.
+            skips: whether training that continues from a checkpoint leaves out what it has seen.
         """
         if epoch is not self._epoch:
             self._begin(epoch, global_step, skips=skips)

@@ -1,4 +1,4 @@
-"""One torchrun agent per host, heard and watched until all have ended."""
+"""One torchrun agent per host, read and watched until all have ended."""
 
 from __future__ import annotations
 

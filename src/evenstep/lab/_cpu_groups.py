@@ -56,7 +56,7 @@ class CpuGroupsV1(AbstractCpuGroups):
 
 @final
 class CpuGroupsV2(AbstractCpuGroups):
-    """The second version: one hierarchy, in which children get the CPU's controls if told so.
+    """The second version: one hierarchy, in which children get the CPU's controls by a switch.
 
     That switch is turned on with the first quota where it is off, as systemd does, and stays on:
     others may need it.

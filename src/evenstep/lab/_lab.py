@@ -202,7 +202,7 @@ class Lab:
 
         It is in the host's namespace and group before it is the command. Hosts are called
         ``lab-h0``, ``lab-h1``, ... and find each other by these names; gloo, NCCL and TensorPipe
-        are told to use ``eth0``. A command that cannot be started ends with 127 or 126, as in a
+        are set to use ``eth0``. A command that cannot be started ends with 127 or 126, as in a
         shell. It leads a session of its own: Ctrl-C in a terminal is left to its holder, which
         ends it at its own end.
 

@@ -102,7 +102,7 @@ class Namespace:
         self.path.unlink(missing_ok=True)
 
     def _identity(self) -> tuple[int, int] | None:
-        """Return what tells this namespace from others; None where the file holds none."""
+        """Return what distinguishes this namespace from others; None where the file holds none."""
         try:
             found = os.stat(self.path)
         except FileNotFoundError:

@@ -115,7 +115,7 @@ def drawn_trace(
 
     Args:
         num_hosts: at least 1.
-        duration_s: how long it goes on, above 0.
+        duration_s: how long it lasts, above 0.
         seed: of the generator.
         every_s: between two draws, above 0.
         least_mbit, most_mbit: bounds, in Mbit/s.

@@ -25,9 +25,9 @@ _IS_OVER = "epoch_is_over"
 class FitLoader:
     """A balanced loader as Lightning's fit loop knows one.
 
-    Lightning asks for the iterator before it tells the sampler the epoch; the order is drawn with
+    Lightning asks for the iterator before it gives the sampler the epoch; the order is drawn with
     the first batch. Lightning keeps the state in its own checkpoints, and loads it where an epoch
-    goes on. All else is the balanced loader's.
+    continues. All else is the balanced loader's.
 
     Args:
         loader: balanced.
@@ -68,7 +68,7 @@ class FitLoader:
         return {**state, _IS_OVER: bool(state["steps_taken"] >= self._num_batches())}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Have the next loop go on from ``state``; with the next epoch, if Lightning's was over.
+        """Have the next loop continue from ``state``; with the next epoch, if Lightning's was over.
 
         Raises:
             ValueError: as for the balanced loader.
@@ -204,7 +204,7 @@ class BalanceCallback(_Callback):  # type: ignore[misc]  # of any kind, to mypy
     ) -> None:
         super().__init__()
         check_options(balancing)
-        Balancer(**balancing)  # what is out of range is told here
+        Balancer(**balancing)  # what is out of range is reported here
         self._stream = stream
         self._balancing = balancing
         self._logged = LoggedMeans()
@@ -232,7 +232,7 @@ class BalanceCallback(_Callback):  # type: ignore[misc]  # of any kind, to mypy
             self._fit.prepare_model()
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Have the loader go on where a checkpoint says."""
+        """Have the loader continue where a checkpoint says."""
         if self._fit is not None:
             self._fit.restore_position()
 

@@ -31,7 +31,7 @@ def hook_of(module: Any) -> str | None:
 
 
 def takes_loader(step: Any) -> bool:
-    """Tell whether ``step`` of a module is given the loader's iterator, and not a batch."""
+    """Return whether ``step`` of a module is given the loader's iterator, and not a batch."""
     return "dataloader_iter" in signature(step).parameters
 
 

@@ -1,4 +1,4 @@
-"""What ``self.log`` and ``self.all_gather`` reduce over ranks, where these have unlike counts."""
+"""What ``self.log`` and ``self.all_gather`` reduce over ranks, with different counts on each."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ class LoggedMeans:
         balancer: Balancer,
         count: Callable[[], float | None],
     ) -> None:
-        """Stand in for ``strategy``, whose class goes on reducing.
+        """Stand in for ``strategy``, whose class continues to reduce.
 
         Args:
             strategy: of the trainer.

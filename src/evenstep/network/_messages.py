@@ -98,7 +98,7 @@ class Shares:
                 self._arrive(peer, message)
 
     def answers(self, index: int) -> None:
-        """On rank 0: hear that step ``index`` is about to be answered."""
+        """On rank 0: note that step ``index`` is about to be answered."""
         with self._lock:
             self._answered = index
 
@@ -133,7 +133,7 @@ class Shares:
                 thread.submit(self._decide, [arrived[one] for one in sorted(arrived)])
 
     def _is_complete(self, arrived: Mapping[int, SharesReport]) -> bool:
-        """Tell whether all that had a part in an exchange have noted it.
+        """Return whether all that had a part in an exchange have noted it.
 
         A plain all-reduce is the workers' own.
         """
@@ -143,7 +143,7 @@ class Shares:
         return len(workers) == self._world_size and len(arrived) - len(workers) >= servers
 
     def _decide(self, seen: Sequence[SharesReport]) -> None:
-        """Show the planner an exchange; where anything fails, go on without it."""
+        """Show the planner an exchange; where anything fails, continue without it."""
         if self._planner is None:
             return
         try:

@@ -18,7 +18,7 @@ from ._workload import AbstractWorkload
 
 
 class AbstractDecider(abc.ABC):
-    """Gives the plan of a step, and is told how it went."""
+    """Gives the plan of a step, and is informed how it went."""
 
     @abc.abstractmethod
     def plan(self, step: int, members: IntArray) -> tuple[IntArray, str]:
@@ -126,7 +126,7 @@ def among(cluster: Cluster, members: IntArray, step: int) -> Cluster:
 
 
 def job_of(cluster: Cluster) -> Job:
-    """Return what a planner is told of ``cluster``."""
+    """Return what a planner knows of ``cluster``."""
 
     def each(sizes: IntArray) -> tuple[int, ...]:
         return tuple(sizes.tolist())

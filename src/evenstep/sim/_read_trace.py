@@ -59,7 +59,7 @@ def read_rows(file: Path) -> Iterator[Row]:
 
 
 def is_run(file: Path) -> bool:
-    """Tell whether a file, or a folder, is that of a run."""
+    """Return whether a file, or a folder, is that of a run."""
     return file.is_dir() or file.suffix == ".jsonl"
 
 

@@ -1,4 +1,4 @@
-"""Rounds of a simulated run: what goes on between two barriers, and the workers that do it."""
+"""Rounds of a simulated run: what happens between two barriers, and the workers that do it."""
 
 from __future__ import annotations
 

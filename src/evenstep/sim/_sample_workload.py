@@ -1,4 +1,4 @@
-"""Workers whose samples cost unlike times."""
+"""Workers whose samples cost different times."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def _suffices(cost: FloatArray, kinds: FloatArray, counts: IntArray, end_s: floa
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class SampleWorkload(AbstractWorkload):
-    r"""Workers whose samples cost unlike times: made by ``Scenario.with_lengths``.
+    r"""Workers whose samples cost different times: made by ``Scenario.with_lengths``.
 
     $t_{kr} = (a_r + c_{kr} \sum_i w_i) \, j_{kr}$ over the samples $i$ of a worker, and 0 without
     any; where samples are padded, $n \max_i w_i$ stands for the sum. A sample of mean cost has

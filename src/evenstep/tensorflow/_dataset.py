@@ -59,10 +59,10 @@ class EpochForm:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """All that a restart goes on from.
+    """All that a restart continues from.
 
     Attributes:
-        position: where an interrupted run goes on.
+        position: where an interrupted run continues.
         num_steps: steps done in the run.
         form: of the epochs that the position is in; None before there was data.
         estimates: what was learnt about the workers, by host.
@@ -124,7 +124,7 @@ class StateInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc
         return json.dumps(self._save())
 
     def deserialize(self, string_value: str | bytes) -> None:
-        """Have the balancer go on from it."""
+        """Have the balancer continue from it."""
         self._load(json.loads(string_value))
 
 
@@ -175,7 +175,7 @@ class Batches:
 
     @property
     def position(self) -> Position:
-        """Where an interrupted run goes on."""
+        """Where an interrupted run continues."""
         last = self._handed_out
         if last is None:
             return self._next
@@ -199,7 +199,7 @@ class Batches:
         self._next, self._handed_out = position, None
 
     def begin_epoch(self, epoch: int) -> None:
-        """Begin ``epoch`` at the next iteration, or go on with it if that was asked for."""
+        """Begin ``epoch`` at the next iteration, or continue it if that was asked for."""
         if self._next.epoch != epoch or self._handed_out is not None:
             self.go_to(Position(epoch))
 

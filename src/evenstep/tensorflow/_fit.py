@@ -28,7 +28,7 @@ class Fit:
 
     Arrays become the balancer's training data, shuffled unless ``fit(shuffle=False)``, and the last
     ``validation_split`` of them the data that each epoch is judged on. The same arrays may be given
-    again: the orders of epochs go on.
+    again: the orders of epochs continue.
     """
 
     def __init__(
@@ -274,7 +274,7 @@ class Reports:
         return {name: averaged.get(name, results.get(name, logs[name])) for name in logs}
 
     def _is_kept(self, name: str, results: Logs) -> bool:
-        """Tell whether what is reported under a name is a metric that the step has added to."""
+        """Return whether what is reported under a name is a metric that the step has added to."""
         is_mean = any(
             metric.name == name and type(metric) is keras.metrics.Mean
             for metric in self._model.metrics

@@ -162,7 +162,7 @@ def guard_losses(model: keras.Model, loss_reduction: str) -> None:
     """Have every loss raise while it is traced that is to be a mean over all values and is not.
 
     Keras leaves a single number as it is, so the workers' means would be added up. Where a loss
-    leaves out values, Keras divides by those left, of which workers have unlike shares.
+    leaves out values, Keras divides by those left, of which workers have different shares.
     """
     compiled = model._compile_loss
     for part in [] if compiled is None else compiled._flat_losses:

@@ -203,7 +203,7 @@ class KerasSession:
             return lost_behind(error, self._workers)
         exchange.lost_ranks.enter_collective()  # wherever it was: in a forward of the user's, say
         lost = exchange.lost_ranks.verdict(within_s=_VERDICT_S)
-        # Who hears of it may be saving: that is not to be ended.
+        # A worker that learns of it may be saving: that is not to be ended.
         exchange.lost_ranks.leave_collective()
         return lost
 
@@ -236,7 +236,7 @@ class KerasSession:
 
     def _connect(self, settings: KerasRunSettings) -> None:
         workers, runtime, steps = self._workers, settings.runtime, self.steps
-        # On every rank, though rank 0 alone uses it: what it refuses, all of them should hear.
+        # On every rank, though rank 0 alone uses it: what it refuses, all of them should learn.
         planner = Planner(settings.policy, settings.job)
         atexit.register(self._say_goodbye)
         ranks = ServiceRanks(workers, wait_s=runtime.meeting_s, deadline_s=runtime.deadline_s)

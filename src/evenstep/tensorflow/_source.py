@@ -1,6 +1,6 @@
 """Where samples come from: arrays, read by position, or a pipeline, read by every worker.
 
-Checksums of every epoch tell whether all workers read the same samples in the same order.
+Checksums of every epoch show whether all workers read the same samples in the same order.
 """
 
 from __future__ import annotations

@@ -187,7 +187,7 @@ class Balancer:
     def callback(self) -> keras.callbacks.Callback:
         """Return the callback for ``fit(callbacks=[...])``, after ``BackupAndRestore`` if any.
 
-        It tells the balancer which epoch ``fit`` is in. So every epoch has its own order, also with
+        It shows the balancer which epoch ``fit`` is in. So every epoch has its own order, also with
         ``keras.callbacks.BackupAndRestore`` or ``fit(initial_epoch=...)``.
         """
         return keras.callbacks.LambdaCallback(
@@ -247,7 +247,7 @@ class Balancer:
         return StateInCheckpoint(self.state_dict, self.load_state_dict)
 
     def close(self) -> None:
-        """End the run on this worker, and tell the others. May be called again."""
+        """End the run on this worker, and notify the others. May be called again."""
         self._session.close()
 
     def __enter__(self) -> Self:

@@ -1,4 +1,4 @@
-"""Who trains together, and what workers tell each other by TensorFlow's coordination service."""
+"""Who trains together, and what workers send each other by TensorFlow's coordination service."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _place_of(thread_id: int) -> ThreadLocation:
 
 
 def _is_in_tensorflow(thread_id: int) -> bool:
-    """Tell whether a thread waits for a graph of TensorFlow's, with a collective in it perhaps."""
+    """Return whether a thread waits for a graph of TensorFlow's, perhaps with a collective."""
     frame = frame_of(thread_id)
     return frame is not None and file_of(frame).endswith(_WAITING)
 
@@ -165,7 +165,7 @@ _OF_SERVICE = (
 
 @final
 class ServiceRanks:
-    """All workers, who tell each other plain values. Collective: all make as many, in order.
+    """All workers, which send each other plain values. Collective: all make as many, in order.
 
     Any other way would be a collective of TensorFlow's, and those belong to the training alone.
 
@@ -176,7 +176,7 @@ class ServiceRanks:
 
     Attributes:
         look: called once a second while others are late, and may raise; at first it looks whether
-            TensorFlow still hears from all workers.
+            TensorFlow still receives heartbeats from all workers.
     """
 
     def __init__(self, workers: StrategyWorkers, *, wait_s: float, deadline_s: float) -> None:

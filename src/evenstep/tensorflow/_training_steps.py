@@ -328,7 +328,7 @@ def weave(part: Any, name: str, around: Callable[..., Any]) -> None:
 
 
 def is_woven(part: Any, name: str) -> bool:
-    """Tell whether a method was replaced by ``weave``."""
+    """Return whether a method was replaced by ``weave``."""
     return hasattr(getattr(part, name), "_woven_around")
 
 

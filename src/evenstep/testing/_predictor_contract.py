@@ -156,7 +156,7 @@ class PredictorContract:
     def test_resuming_changes_nothing(
         self, predictor: AbstractPredictor[Any], num_steps: int
     ) -> None:
-        """The state fits any checkpoint, and a run that reads it back goes on as if never ended.
+        """The state fits any checkpoint, and a run that reads it back continues as if never ended.
 
         Plain values without a NaN, by which a damaged checkpoint is known.
         """

@@ -31,7 +31,7 @@ class WorkerFailed(RuntimeError):
 
 
 class _Faults(logging.Handler):
-    """Keeps what evenstep logs of its own faults, after which training goes on without balancing.
+    """Keeps what evenstep logs of its own faults, after which training continues without balancing.
 
     Attributes:
         texts: of them, with tracebacks.

@@ -38,7 +38,7 @@ class WatchAdvice:
     """What to do about what was seen.
 
     Attributes:
-        speed_ups: what other splits would bring, or why that cannot be told.
+        speed_ups: what other splits would bring, or why that cannot be known.
         to_do: what to do, a line each.
         diff: the change to the user's own file; empty where there is none, or none is certain.
         folder: where the diff applies; empty for the one that paths are shown relative to.

@@ -46,7 +46,7 @@ Current = Callable[[], Watch | None]
 """Returns the watch on this process; None while there is none, and inside of a compiler."""
 
 CurrentLog = Callable[[], StepLog | None]
-"""Returns what hears of this thread; None where nothing does, and inside of a compiler."""
+"""Returns the log of this thread; None where nothing does, and inside of a compiler."""
 
 
 class WhenLoaded(Protocol):
@@ -68,7 +68,7 @@ class Patches:
 
     Args:
         current: returns the watch on this process.
-        current_log: returns what hears of this thread.
+        current_log: returns the log of this thread.
         when_loaded: has a call made when a module is loaded.
     """
 
@@ -88,7 +88,7 @@ class Patches:
         made: str,
         device_of: Callable[[Any], torch.device] = device_of,
     ) -> None:
-        """Have it heard of when a model is made, by what ``owner`` calls ``name``.
+        """Notify the watch when a model is made, by what ``owner`` calls ``name``.
 
         Args:
             owner, name: the method that makes it.
@@ -108,7 +108,7 @@ class Patches:
 
 
 def patch_ddp(patches: Patches) -> None:
-    """Have the forwards of ``DistributedDataParallel`` heard of, and the waits in them."""
+    """Log the forwards of ``DistributedDataParallel``, and the waits in them."""
 
     patches.put_maker(DistributedDataParallel, "__init__", "DDP", "DistributedDataParallel")
     patches.put(DistributedDataParallel, "forward", watched_forward)
@@ -116,7 +116,7 @@ def patch_ddp(patches: Patches) -> None:
 
 
 def watched_forward(before: Any, current_log: CurrentLog) -> Any:
-    """Return a forward that is heard of."""
+    """Return a forward that is logged."""
 
     def forward(self: Any, *inputs: Any, **kwargs: Any) -> Any:
         if (log := current_log()) is None:
@@ -130,7 +130,7 @@ def watched_forward(before: Any, current_log: CurrentLog) -> Any:
 
 
 def patch_compiled(patches: Patches) -> None:
-    """Have the forwards of a DDP heard of that is compiled as a whole.
+    """Log the forwards of a DDP that is compiled as a whole.
 
     DDP's own forward is in the graph then, where nothing of ours may be.
     """
@@ -165,7 +165,7 @@ def meeting(before: Any, current_log: CurrentLog) -> Any:
 
 
 def patch_collectives(patches: Patches) -> None:
-    """Have the waits in the script's own collectives heard of, such as a barrier.
+    """Log the waits in the script's own collectives, such as a barrier.
 
     All of them wait for their work in Python; DDP waits for its own in C++.
     """
@@ -173,7 +173,7 @@ def patch_collectives(patches: Patches) -> None:
 
 
 def patch_loaders(patches: Patches) -> None:
-    """Have it heard of when a loader is opened, and when it is asked for a batch.
+    """Log when a loader is opened, and when it is asked for a batch.
 
     A loader of Accelerate's that reads on rank 0 for all ranks hands out on each of them, so that
     all have the same steps.
@@ -240,7 +240,7 @@ def _dispatched(before: Any, current_log: CurrentLog) -> Any:
 
 
 def patch_saving(patches: Patches) -> None:
-    """Have it heard of when something is saved."""
+    """Log when something is saved."""
 
     def timed(before: Any, current_log: CurrentLog) -> Any:
         def saved(*args: Any, **kwargs: Any) -> Any:
@@ -288,7 +288,7 @@ FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 def patch_fsdp(patches: Patches) -> None:
-    """Have sharded models heard of, once what they are made by is loaded."""
+    """Log sharded models, once what makes them is loaded."""
 
     def fsdp2(module: Any) -> None:
         patches.put_maker(module.FSDPState, FSDP2_INIT, "FSDP2", "fully_shard", fsdp2_device)
@@ -378,7 +378,7 @@ class Attachment:
         os.register_at_fork(after_in_child=self._forget)
 
     def group_opens(self) -> None:
-        """Hear that a default process group is open."""
+        """Note that a default process group is open."""
         self._end()
         self._num_groups += 1
         self._tell_launcher()
@@ -390,7 +390,7 @@ class Attachment:
         self.watch = Watch(ends, loaders=self._loaders)
 
     def group_closes(self, group: Any) -> None:
-        """Hear that a group is about to be destroyed."""
+        """Note that a group is about to be destroyed."""
         if group is None or group is dist.group.WORLD:
             self._end()
 

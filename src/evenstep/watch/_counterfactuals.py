@@ -18,7 +18,7 @@ from ..timemodels._cost_model import CostModel, fit_costs
 OWN_S: Final = 0.0004
 """Of the training thread, for each step with a Balancer."""
 _OWN = (Phase.INPUT, Phase.OPTIMIZER, Phase.EVALUATION, Phase.CHECKPOINT, Phase.REST)
-_LEAST_SHARE = 0.1  # of computing, for a phase that tells something
+_LEAST_SHARE = 0.1  # of computing, for a phase that shows something
 _ONE_FACTOR = 1.25  # by which ratios of forward to backward differ at most
 
 
@@ -156,7 +156,7 @@ class WorkLines:
         pace: $p$, ``(num_steps, world_size)``.
         luck: likewise.
         is_size: whether work comes from sizes.
-        is_certain: whether $a$ and $s$ were told apart by the work. If not, all of the time is
+        is_certain: whether $a$ and $s$ could be separated by the work. If not, all of the time is
             taken for work.
     """
 
@@ -191,7 +191,7 @@ class WorkLines:
         return lines.without_luck() if is_certain and is_convex else lines
 
     def of_equal_slopes(self) -> WorkLines:
-        """Return the other extreme of what is not told: slow ranks are slower in ``a`` alone.
+        """Return the other extreme of what is not known: slow ranks are slower in ``a`` alone.
 
         As one that does something of fixed length in every step. Then its samples help others
         less when they go.
@@ -286,7 +286,7 @@ def _error(fit: CostModel, work: FloatArray, took: FloatArray) -> float:
 
 
 LEAST_STEPS: Final = 20
-"""Fewer tell nothing."""
+"""Fewer show nothing."""
 
 _WARM_UP = 5  # steps: first ones compile, fill caches, build buckets
 _FINE = 1 << 20  # samples of a step whose number is not known: so many that rounding is nothing
@@ -298,7 +298,7 @@ class SpeedUp:
     """What one change would bring, with the step as it was measured as 1.
 
     Attributes:
-        factor: how many times as fast; None where that cannot be told.
+        factor: how many times as fast; None where that cannot be known.
         least: the same if what is not known is as bad as it can be; at most ``factor``.
         reason: why there is no factor, or why it is a bound; empty where there is nothing to say.
     """

@@ -25,10 +25,10 @@ from ._step_records import (
 )
 from ._watched_run import CallSite
 
-_LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 10.0  # between two tellings
+_LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 10.0  # between two reports
 _MOST_RECORDS = 64  # in one key, and a second; shorter steps are summed
-_BEHIND_S = 0.25  # rank 0 is behind the others, so that it has what they have just told
-_LAST_S = 1.0  # for which rank 0 waits at its end for what the others tell last
+_BEHIND_S = 0.25  # rank 0 is behind the others, so that it has what they have just sent
+_LAST_S = 1.0  # for which rank 0 waits at its end for the others' last reports
 
 
 class RecordedSteps(Protocol):
@@ -45,14 +45,14 @@ class RecordedSteps(Protocol):
 
 
 class RankEnds(NamedTuple):
-    """A rank's ends of what ranks tell rank 0.
+    """A rank's ends of the channel by which ranks report to rank 0.
 
     Attributes:
         rank: this process's.
-        every_s: seconds after which it tells again.
-        sender: carries what this rank tells; None on rank 0, which tells itself.
-        reader: what the others tell; on rank 0.
-        leader: makes something of it; on rank 0.
+        every_s: seconds between its reports.
+        sender: carries this rank's reports; None on rank 0, which needs none.
+        reader: reads the others' reports; on rank 0.
+        leader: makes something of them; on rank 0.
     """
 
     rank: int
@@ -65,7 +65,7 @@ class RankEnds(NamedTuple):
 def ends_of(store: MailStore, rank: int, world_size: int, settings: WatchSettings) -> RankEnds:
     """Return a rank's ends, over a store with a prefix of this watch's own.
 
-    It tells with each line, and at least every ten seconds: to wake up costs more than ten steps'
+    It reports with each line, and at least every ten seconds: to wake up costs more than ten steps'
     records do.
     """
     line_s = settings.every_s or _MOST_EVERY_S
@@ -78,7 +78,7 @@ def ends_of(store: MailStore, rank: int, world_size: int, settings: WatchSetting
 
 @final
 class Courier:
-    """Tells rank 0 of this rank's steps; on rank 0, has the leader hear of all ranks.
+    """Reports this rank's steps to rank 0; on rank 0, passes those of all ranks to the leader.
 
     Args:
         steps: of this rank.
@@ -112,18 +112,18 @@ class Courier:
         self._thread: threading.Thread | None = None
 
     def open(self) -> None:
-        """Begin to tell."""
+        """Begin to report."""
         if self._leader is not None:
             self._leader.meet(self._rank, self._hello)
         self._thread = threading.Thread(target=self._run, name="evenstep-watch", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
-        """Tell no more."""
+        """Report no more."""
         self._over.set()
 
     def close(self, kind: str, sites: Sequence[CallSite], *, own_s: Callable[[], float]) -> None:
-        """Tell the last, and on rank 0 say what was seen.
+        """Send the last report, and on rank 0 say what was seen.
 
         Args:
             kind: how gradients are exchanged.
@@ -147,7 +147,7 @@ class Courier:
         self._leader.end(kind, sites, own_s=own_s())
 
     def _run(self) -> None:
-        """Tell again and again what is there; the thread's own life."""
+        """Report what is there, again and again; the thread's own life."""
         try:
             self._prepare()
             if self._sender is not None:

@@ -62,12 +62,12 @@ class KerasSteps:
         self._cut(Phase.INPUT)
 
     def fetched(self) -> None:
-        """Hear that the own batch is there, and the others are to be asked for theirs."""
+        """Note that the own batch is there, and the others are to be asked for theirs."""
         if self._is_inside:
             self._cut(Phase.MEETING)
 
     def batch_there(self, num_samples: int, size: int) -> None:
-        """Hear that all have one.
+        """Note that all have one.
 
         Raises:
             ValueError: it is the second one of the step.
@@ -80,12 +80,12 @@ class KerasSteps:
         self._cut(Phase.FORWARD)
 
     def gradients_done(self) -> None:
-        """Hear that the own gradients are complete."""
+        """Note that the own gradients are complete."""
         if self._is_inside:
             self._cut(Phase.REDUCTION)
 
     def end(self, *, is_whole: bool) -> None:
-        """Hear that the call is over.
+        """Note that the call is over.
 
         Args:
             is_whole: whether it was a step; else the data had an end.
@@ -101,14 +101,14 @@ class KerasSteps:
         self._cut(Phase.REST)
 
     def enter(self, phase: Phase) -> None:
-        """Hear that something else begins, such as an evaluation; the outermost one counts."""
+        """Note that something else begins, such as an evaluation; the outermost one counts."""
         if not self._is_inside and self._cuts:
             if not self._blocks:
                 self._cut(phase)
             self._blocks.append(phase)
 
     def leave(self) -> None:
-        """Hear that it is over."""
+        """Note that it is over."""
         if self._blocks:
             self._blocks.pop()
             if not self._blocks:

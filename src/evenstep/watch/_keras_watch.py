@@ -1,7 +1,7 @@
 """A callback that watches a plain ``fit`` on several workers, and changes nothing in it.
 
 Marks in the graph of a training step say when the own batch, all batches and own gradients are
-there. TensorFlow's coordination service carries what workers tell.
+there. TensorFlow's coordination service carries the workers' reports.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ServiceStore:
         self._service.set_config_key_value(name, base64.b64encode(value).decode())
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether all keys are there."""
+        """Return whether all keys are there."""
         return all(self._is_there(key) for key in keys)
 
     def get(self, key: str) -> bytes:
@@ -100,7 +100,7 @@ class KerasMarks:
 
     Args:
         model: of Keras 3 or ``tf_keras``, compiled.
-        steps: hears of the marks.
+        steps: is notified of the marks.
         guard: runs what is called back, so that no fault reaches the training.
     """
 
@@ -171,7 +171,7 @@ class KerasMarks:
         return after(there, partial(self._guard, self._steps.fetched))[0]
 
     def _sized(self, data: Any) -> Any:
-        """Return a batch as it is, once its size was told."""
+        """Return a batch as it is, once its size was reported."""
         inputs = data[0] if isinstance(data, tuple) and data else data
         tensors = [part for part in tf.nest.flatten(inputs) if isinstance(part, tf.Tensor)]
         if not tensors:
@@ -218,7 +218,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     It only observes: losses are the same bit by bit. Rank 0 writes a line now and then, and a
     summary at the end of the ``fit``. Every worker gives the callback. Any fault of its own
-    switches it off with one line, and training goes on.
+    switches it off with one line, and training continues.
 
     Right for ``tf.distribute.MultiWorkerMirroredStrategy`` with one replica a worker, on CPUs.
 
@@ -259,11 +259,11 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._stop()
 
     def on_test_begin(self, logs: Any = None) -> None:
-        """Hear of an evaluation."""
+        """Note that an evaluation begins."""
         self._enter(Phase.EVALUATION)
 
     def on_test_end(self, logs: Any = None) -> None:
-        """Hear of its end."""
+        """Note that it ends."""
         self._leave()
 
     def _prepare(self, model: Any) -> None:
@@ -308,7 +308,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         atexit.register(self.on_train_end)  # where an error leaves ``fit``
 
     def _say(self) -> None:
-        """Tell the last; in a thread, since a chief that is gone never answers."""
+        """Send the last report; in a thread, since a chief that is gone never answers."""
         courier = self._courier
         if courier is None:
             return

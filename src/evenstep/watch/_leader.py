@@ -1,4 +1,4 @@
-"""Rank 0's part: what all ranks tell, to rows, a diagnosis, events, and lines for people."""
+"""Rank 0's part: all ranks' reports, made into rows, a diagnosis, events, and lines for people."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ Notes = Callable[[WatchedRun], Sequence[str]]
 
 @final
 class WatchLeader:
-    """Takes in what ranks tell; writes events, lines and the summary. In one thread at a time.
+    """Takes in the ranks' reports; writes events, lines and the summary. In one thread at a time.
 
     Args:
         world_size: number of ranks.
@@ -134,15 +134,15 @@ class WatchLeader:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all ranks have told their last."""
+        """Whether all ranks have sent their last report."""
         return len(self._last) == self._world_size
 
     def meet(self, rank: int, hello: RankHello) -> None:
-        """Hear who a rank is."""
+        """Note who a rank is."""
         self._hellos[rank] = hello
 
     def take(self, rank: int, report: RankReport) -> None:
-        """Take in what a rank tells."""
+        """Take in a rank's report."""
         self._merger.add(rank, report.records)
         if report.host is not None:
             self._diagnoser.add_host(rank, report.host)
@@ -265,7 +265,7 @@ class WatchLeader:
         self._wall_s = lasted_s / num_steps
 
     def _write(self, event: Event) -> None:
-        """Write an event; where that fails, say so and write no more. The watch goes on."""
+        """Write an event; where that fails, say so and write no more. The watch continues."""
         folder = self._settings.run_dir
         if not folder:
             return

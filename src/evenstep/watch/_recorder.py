@@ -25,7 +25,7 @@ from .._torch_clock import AbstractClock, Timeline
 from ._step_records import StepRecord
 
 Noted = tuple[str, Any, Any]
-"""What was heard, the clock's mark of when, and more of it that cannot be known later."""
+"""What was noted, the clock's mark of when, and more of it that cannot be known later."""
 
 _MOST_NOTED = 2048  # that the thread that sends has not taken: of 200 steps or so, 0.3 MB
 
@@ -39,12 +39,12 @@ class Guard(Protocol):
 
 @final
 class StepLog:
-    """Sets a mark for all that the watch hears of, and makes nothing of it.
+    """Sets a mark for all that the watch is notified of, and makes nothing of it.
 
     Where a device works or the loop sleeps, nothing of ours is in the caches when we are called,
     and each function and object that is touched takes microseconds. So there are few here.
 
-    Methods that hear of something are called by the guard.
+    Methods that note something are called by the guard.
 
     Args:
         clock: sets the marks.
@@ -95,11 +95,11 @@ class StepLog:
         return self._evaluates
 
     def mixes(self) -> None:
-        """Take computing and waiting for one from now on: they cannot be told apart."""
+        """Take computing and waiting for one from now on: they cannot be separated."""
         self._note("mixes")
 
     def input_begins(self) -> None:
-        """Hear that a batch is asked for."""
+        """Note that a batch is asked for."""
         self._depth = 0
         trained = self._trained()  # whether it evaluates, as far as is known before its forward
         is_in_eval = trained is not None and not trained.training and not self._trains_in_eval
@@ -107,7 +107,7 @@ class StepLog:
         self._note("input", self._evaluates)
 
     def input_ends(self, is_there: bool) -> None:
-        """Hear that it is there, or that there is none any more."""
+        """Note that it is there, or that there is none any more."""
         if self._evaluates:
             self._note("evaluation")
         elif is_there:
@@ -116,7 +116,7 @@ class StepLog:
             self._note("no batch")
 
     def forward_begins(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
-        """Hear that a model begins to compute; one inside of another is part of it.
+        """Note that a model begins to compute; one inside of another is part of it.
 
         A shape is all that is read of a single input; its size is known from it later.
         """
@@ -137,7 +137,7 @@ class StepLog:
         self.noted.append(("forward", mark, (self._counted_s(), size)))
 
     def forward_ends(self, output: Any) -> None:
-        """Hear that it is done, so that its backward will be heard of.
+        """Note that it is done, and have its backward noted.
 
         By hooks on the nodes of the graph, which change nothing in it and return None: no view,
         and nothing on the tensors themselves that a pickle would meet.
@@ -150,20 +150,20 @@ class StepLog:
                     self._put_hook(node)
 
     def met(self, begin: Any) -> None:
-        """Hear that others were waited for since a mark of the clock."""
+        """Note that others were waited for since a mark of the clock."""
         self.meets = False
         self.noted.append(("met", begin, self._mark()))
 
     def enter(self, phase: Phase) -> None:
-        """Hear that something else begins, such as a checkpoint."""
+        """Note that something else begins, such as a checkpoint."""
         self._note("enters", phase)
 
     def leave(self) -> None:
-        """Hear that it is over."""
+        """Note that it is over."""
         self._note("leaves")
 
     def close(self) -> None:
-        """Hear of optimizers no more."""
+        """Note optimizers no more."""
         for hook in self._hooks:
             hook.remove()
 
@@ -176,7 +176,7 @@ class StepLog:
             self.guard(self._go_on, "backward")
 
     def _go_on(self, what: str) -> None:
-        """Hear of a part of the backward.
+        """Note a part of the backward.
 
         Of the end of the own one before DDP waits for the others: asked for first, called first.
         """

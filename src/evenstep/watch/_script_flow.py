@@ -252,7 +252,7 @@ def _sharded(script: Script, scope: Scope) -> Iterator[Binding]:
 
 
 def _onward(script: Script, binding: Binding, part: Part) -> Iterator[Binding]:
-    """Yield under which names a part goes on in other functions."""
+    """Yield under which names a part continues in other functions."""
     scope = binding.scope
     if isinstance(scope, ast.Module):
         yield from _handed_on(script, binding)

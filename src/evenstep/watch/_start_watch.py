@@ -36,8 +36,8 @@ class WatchSettings:
     Attributes:
         every_s: seconds between two lines on the standard error of rank 0; 0 writes none.
         run_dir: folder for rank 0's ``events.jsonl``; empty writes none.
-        launcher_dir: folder in which the ranks on its machine tell the launcher that a group was
-            opened, and rank 0 the summary so far; empty where no launcher waits for the end.
+        launcher_dir: folder in which the ranks on its machine report to the launcher that a group
+            was opened, and rank 0 the summary so far; empty where no launcher waits for the end.
     """
 
     every_s: float = 10.0
@@ -171,7 +171,7 @@ def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
 
 
 def _hears_terminal() -> bool:
-    """Tell whether a Ctrl-C reaches this process and the command, wherever its input comes from."""
+    """Return whether Ctrl-C reaches this process and the command, wherever its input comes from."""
     if not hasattr(os, "tcgetpgrp"):
         return sys.stdin is not None and sys.stdin.isatty()
     try:

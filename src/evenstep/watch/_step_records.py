@@ -1,4 +1,4 @@
-"""What a rank tells of its steps: bytes in the run's own store, put together to rows on rank 0."""
+"""A rank's reports of its steps: bytes in the run's own store, put together to rows on rank 0."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ def grouped(records: Sequence[StepRecord], size: int) -> tuple[list[StepRecord],
 
 
 class RankReport(Struct, frozen=True, array_like=True, tag=1):
-    """What one rank tells in one key, as MessagePack; the tag is the version of this form.
+    """What one rank reports in one key, as MessagePack; the tag is the version of this form.
 
     Attributes:
         records: its newest steps, in order.
@@ -101,7 +101,7 @@ class MailStore(Protocol):
         """Write a key."""
 
     def check(self, keys: list[str]) -> bool:
-        """Tell whether all keys are there."""
+        """Return whether all keys are there."""
 
     def get(self, key: str) -> bytes:
         """Return a key that is there."""
@@ -129,7 +129,7 @@ def _slot(rank: int, number: int) -> str:
 
 @final
 class RankSender:
-    """Sends what one rank tells, a key each. A reader that is late finds the newest few.
+    """Sends one rank's reports, a key each. A reader that is late finds the newest few.
 
     Args:
         store: of the run, with a prefix of the watch's own.
@@ -158,7 +158,7 @@ class RankSender:
 
 @final
 class RankReader:
-    """Reads what the other ranks tell, and deletes what it has read.
+    """Reads the other ranks' reports, and deletes what it has read.
 
     Args:
         store: of the run, with the senders' prefix.
@@ -204,10 +204,10 @@ _MOST_OPEN = 4096  # records of a rank that wait for another's
 
 @final
 class RankMerger:
-    """Puts together what the ranks tell of the same steps, once all have told of them.
+    """Puts together what the ranks report of the same steps, once all have reported them.
 
     Ranks sum short steps by groups of sizes of their own, of which each is a multiple of the
-    smaller ones: the largest counts. Steps that some rank tells nothing of are left out.
+    smaller ones: the largest counts. Steps that some rank does not report are left out.
 
     Args:
         world_size: number of ranks.
@@ -243,7 +243,7 @@ class RankMerger:
                 row = self._ended_together()
                 if row is None or len({record.num_steps for record in row}) == 1:
                     return row
-                continue  # in the middle of it, a rank told nothing of some step
+                continue  # in the middle of it, a rank did not report some step
             for known in self._open:
                 while known and known[0].begin < begin:
                     known.popleft()

@@ -1,4 +1,4 @@
-"""One rank's watch: what the patches tell, a thread that sends it, and its end."""
+"""One rank's watch: what the patches report, a thread that sends it, and its end."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Watch:
     """Watches the steps of this process, from its first model until its group closes.
 
     Args:
-        ends: of this rank, of what ranks tell.
+        ends: of this rank, of the channel for reports.
         loaders: those that were made; grows.
 
     Attributes:
         is_on: whether it still watches.
-        captures: whether this thread captures a CUDA graph: a mark of then tells no time.
-        log: hears of the thread that trains; None before its first model, and once it is off.
+        captures: whether this thread captures a CUDA graph: a mark of then shows no time.
+        log: of the thread that trains; None before its first model, and once it is off.
         inline_s: seconds that it took of the thread that trains, so far.
     """
 
@@ -83,12 +83,12 @@ class Watch:
 
     @property
     def num_bytes(self) -> int:
-        """Bytes sent so far; none on rank 0, which tells itself."""
+        """Bytes sent so far; none on rank 0, which sends none."""
         return 0 if self._ends.sender is None else self._ends.sender.num_bytes
 
     @_quiet
     def model_made(self, kind: str, made: str, device: torch.device, frames: Frames) -> None:
-        """Hear that a model was wrapped, and begin to watch if it is the first."""
+        """Note that a model was wrapped, and begin to watch if it is the first."""
         self._kind = kind
         site = site_of(made, frames)
         is_layer = kind == "FSDP2" and any(one.made == made for one in self._models)
@@ -101,7 +101,7 @@ class Watch:
 
     @_quiet
     def loader_read(self, iterator: Any) -> None:
-        """Hear what training reads, to know where the script made the loader.
+        """Note what training reads, to know where the script made the loader.
 
         Both draw their indices from one object. A loader that is gone may be any that was made for
         the data set. What is read before the first step may be for something else; all that is
@@ -135,7 +135,7 @@ class Watch:
         self._stop()
 
     def switch_off(self, error: BaseException) -> None:
-        """Watch no more, say so in a line, and let the training go on."""
+        """Watch no more, say so in a line, and let the training continue."""
         if not self.is_on:
             return
         self._stop()

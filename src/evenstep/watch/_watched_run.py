@@ -33,7 +33,7 @@ class CallSite:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WatchedRun:
-    """What all ranks told of the newest steps.
+    """What all ranks reported of the newest steps.
 
     A row is a step, or some short ones together: times, samples and sizes are sums over them.
 

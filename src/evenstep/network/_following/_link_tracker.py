@@ -152,7 +152,7 @@ class ObservedExchange:
     Attributes:
         plan_epoch: the plan of shares it ran under.
         exchange_s: seconds from when all ranks could begin until the last had all sums.
-        transfers: what went between ranks; None for a plain all-reduce, which does not tell.
+        transfers: what went between ranks; None for a plain all-reduce: not known.
     """
 
     plan_epoch: int
@@ -382,6 +382,6 @@ def links_apart(one: Links, other: Links) -> float:
 
 
 def links_alike(links: Links) -> bool:
-    """Tell whether all carry about as much, in each direction."""
+    """Return whether all carry about as much, in each direction."""
     both = _both(links)
     return bool((both.min(axis=1) >= ALIKE * both.max(axis=1)).all())

@@ -158,7 +158,7 @@ class ShareChoice:
     def _hopeful(self, links: Links) -> Links:
         """Return the links, those of ranks that only work so fast that they are no limit.
 
-        What they carry is hard to tell from what servers let them have, and no shares change it:
+        What they carry is hard to distinguish from what servers let them have; no shares change it:
         those that suit the servers are as good as any, at least in many chunks.
         """
         aggregation = self._aggregation
@@ -191,7 +191,7 @@ class SharePlanner:
       longer than all-reduce. Shares stay if all-reduce took longer than the better one of these by
       ``margin``, or by a third of it if servers have no data and their links look slow. What an
       exchange shows takes steps to become a plan. These are summed by all-reduce, unless the model
-      promises a gain, or servers have no data: they tell of an exchange when the next begins.
+      promises a gain, or servers have no data: they report an exchange when the next begins.
     - Every exchange by shares adds to what is known of the links (``LinkTracker``). New shares are
       adopted if the current ones would take 5 % longer on the servers' current links.
     - All-reduce replaces the shares if they would not win by 2 % three times in a row. Measured
@@ -277,7 +277,7 @@ class SharePlanner:
         if newest and self._useful and self._num_seen >= NUM_PLAIN:
             try:
                 events += self._decide(exchange, next_step)
-            except UserMistake as mistake:  # training goes on
+            except UserMistake as mistake:  # training continues
                 events.append(PolicyFailed(step, str(mistake), mistake.part))
                 if self._probe_no and self.links is not None:  # that was for few exchanges only
                     reason = "plain all-reduce: the policy failed after probing the links"
@@ -368,7 +368,7 @@ class SharePlanner:
         return self._adopt(next_step, parts, predicted_s, reason, probe_no=1, is_brief=True)
 
     def _after_probe(self, links: Links, next_step: int) -> list[Event]:
-        """Go on with what a probe showed: its better exchange decides; slower shares end soon."""
+        """Continue after a probe: the better exchange of it decides; slower shares end soon."""
         number, decision = self._probe_no, self._choice.on(links)
         margin = self._margin * (MEASURED if self._helped else 1.0)
         shares_s = self._trust.best_of(max(1, number - 1))

@@ -173,7 +173,7 @@ PLAIN_WAIT = 100  # the first between two at all-reduce while links do not chang
 SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
 AFTER_CHANGE = 10  # exchanges between two such trials while links change
 EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
-NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that tell a change, and what one takes
+NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that show a change, and what one takes
 SERVER_PROBE_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
 LONGER = 1.05  # than shares took: all-reduce that was thought to be faster
 MAY_COST = 0.02  # of all-reduces: what probes take more, in the long run
@@ -304,7 +304,7 @@ class PlainTrials:
         self._since, self._changed = 0, False
 
     def _is_even(self) -> bool:
-        """Tell whether no worker was slower than the others, since links changed."""
+        """Return whether no worker was slower than the others, since links changed."""
         if len(self._rates) < SETTLED:
             return False
         mean = np.mean(self._rates, axis=0)

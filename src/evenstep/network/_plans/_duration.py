@@ -121,7 +121,7 @@ def fair_rates(active: BoolArray, links: Links) -> FloatArray:
     """Return the max-min fair rates of the ``active`` transfers, ``(world_size, world_size)``.
 
     Water filling: an end that offers each of its open transfers no more than all their other
-    ends do is full, and fixes them. The end that offers least of all is one, so it goes on.
+    ends do is full, and fixes them. The end that offers least of all is one, so filling continues.
     """
     rates = np.zeros(active.shape)
     pair = np.inf if links.pair_bytes_per_s is None else links.pair_bytes_per_s

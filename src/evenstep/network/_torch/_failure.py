@@ -1,4 +1,4 @@
-"""The first failure of an exchange: which rank is lost, told to all, and raised everywhere."""
+"""The first failure of an exchange: which rank is lost, reported to all, and raised everywhere."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Failure:
         self._notices = Notices(self._transport)
 
     def on(self, error: BaseException) -> BaseException:
-        """Return the error to raise, from any thread; the first time, tell all and break off."""
+        """Return the error to raise, from any thread; the first time, notify all and break off."""
         with self._lock:
             if self.error is None:
                 lost, self.error = self._judge(error)

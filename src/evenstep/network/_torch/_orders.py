@@ -1,4 +1,4 @@
-"""What ranks tell each other before they sum: the next bucket, and by which plan."""
+"""What ranks send each other before they sum: the next bucket, and by which plan."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class OrderBook:
         job.sends += [(peer, self._transport.send(order, peer, tag)) for peer in self._servers]
 
     def stop(self, *, limit_s: float) -> None:
-        """Tell them that there is nothing more to come.
+        """Notify them that nothing more will come.
 
         Raises:
             RuntimeError: one of them is gone.

@@ -261,7 +261,7 @@ def _wait_for_copy(device: torch.device) -> None:
 _T = TypeVar("_T")
 
 # A push may keep its server waiting for less time than a pull its workers, who wait for the same
-# lost rank: the server knows which it is, and tells them.
+# lost rank: the server knows which it is, and notifies them.
 _PUSH_PART = 0.85
 
 

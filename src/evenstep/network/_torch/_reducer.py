@@ -134,7 +134,7 @@ class ShardedReducer:
     Args:
         transport: between all ranks, servers without data among them, and for nothing else.
         workers: ranks of the transport that have gradients; None is all. The first of them leads:
-            it tells the others who serve what comes.
+            it notifies the others, who serve, of what comes.
         wire: 16 bits in which gradients travel; None sends them as they are.
         timeout_s: how long a rank may keep another one waiting, as a group's timeout.
         option: which argument says so, for errors.
@@ -268,7 +268,7 @@ class ShardedReducer:
             gradients: flat and contiguous. Leave them alone until the future is done.
             opens: whether these are the first of a step.
             ends: whether these are the last.
-            model: whose they are, where steps of several go on at once.
+            model: whose they are, where steps of several run at once.
 
         Returns:
             Future with ``gradients``, or with the error that ended it.
@@ -327,8 +327,8 @@ class ShardedReducer:
     def fail(self, error: BaseException) -> BaseException:
         """Make every wait on all ranks end at once; return the error to raise for it.
 
-        That is ``error``, unless something came before. For who hears of a loss elsewhere, such as
-        from heartbeats, or uses the transport besides.
+        That is ``error``, unless something came before. For callers that learn of a loss
+        elsewhere, such as from heartbeats, or that use the transport besides.
         """
         return self._failure.on(error)
 

@@ -79,13 +79,13 @@ class ShareFollower(StepObserver):
             self._reducer.adopt(None)
 
     def backward_done(self) -> None:
-        """Hear that this rank's own backward is done: from now on it waits for its sums, if any."""
+        """Note that this rank's own backward is done: from now on it waits for its sums, if any."""
         before, self._num_buckets = self._num_buckets, self._reducer.num_buckets
         if self._num_buckets > before:  # none where gradients are only accumulated
             self._begun_s = self._clock()
 
     def reduced(self) -> None:
-        """Hear that it has all sums."""
+        """Note that this rank has all sums."""
         begun_s, self._begun_s = self._begun_s, None
         if begun_s is not None:
             self._spent_s, self._waited_s = begun_s - self._at_s, self._clock() - begun_s
@@ -160,7 +160,7 @@ class Reduction:
         self._group = group
         self._ddps: list[DistributedDataParallel] = []
         self._hooks: list[BucketState] = []
-        # Numbered as the heartbeats do, which hear of losses too: among a balancer's own ranks.
+        # Ranks are numbered as the heartbeats do, which notice losses too: among a balancer's own.
         plain = GlooTransport(group, ranks=range(len(order)), order=order)
         self._transport = WatchedTransport(plain)
         self.shares: Shares | None = None
@@ -239,7 +239,7 @@ class Reduction:
         self.reducer.serve(ServerFollower(self._transport, send).on_bucket)
 
     def close(self) -> None:
-        """End the reducer and its group; the models go on with plain all-reduce."""
+        """End the reducer and its group; the models continue with plain all-reduce."""
         for hook in self._hooks:
             hook.release()
         self.reducer.close()

@@ -33,14 +33,14 @@ from ._reduction import Reduction
 
 @final
 class ServerWatch:
-    """Hears from rank 0 what a server has to know, on the channel's thread.
+    """Receives from rank 0 what a server has to know, on the channel's thread.
 
     Args:
         hosts: where each rank of the crew runs, for errors.
         fail: called once with the loss of a rank; it has to end what the server waits in.
-        ask: tells rank 0 to have all stop.
+        ask: asks rank 0 to have all stop.
         end: called if training has ended and no order comes that no more is to be summed.
-        is_idle: tells whether nothing is being summed, nor on its way to a worker.
+        is_idle: returns whether nothing is being summed, nor on its way to a worker.
         grace_s: seconds after a loss, and after the end, for which the main thread may still come
             out of what it waits in by itself.
         framework: whose collectives this rank may be stuck in.
@@ -110,7 +110,7 @@ class ServerWatch:
         self._stop_asked = True
 
     def tick(self) -> None:
-        """Act on a loss, or on an end, that the main thread does not come by to hear of."""
+        """Act on a loss, or on an end, that the main thread does not come by to notice."""
         if self._stop_asked:
             self._stop_asked = False
             self._ask()
@@ -206,7 +206,7 @@ class Service:
             RuntimeError: there is no model, or the workers came to no first step.
             SystemExit: this was the thousandth loop after training. Some are usual: workers stop
                 early, by a loss that a server has not. So many are made by a script that counts
-                steps, and would go on for ever here; exit code 0, as training went well.
+                steps, and would continue for ever here; exit code 0, as training went well.
         """
         self._num_loops += 1
         if self._num_theirs is None:
@@ -282,8 +282,8 @@ class Service:
 def _serve_with_signals(reduction: Reduction, send: Callable[[SharesReport], None]) -> None:
     """Serve on a thread of its own, as long as that takes.
 
-    A thread that waits in gloo is told of no signal, and the next order may be far away: no notice
-    to stop would be heard, nor Ctrl-C.
+    A thread that waits in gloo receives no signal, and the next order may be far away: neither a
+    notice to stop nor Ctrl-C would be noticed.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="evenstep-serve") as thread:
         serving = thread.submit(reduction.serve, send)

@@ -88,7 +88,7 @@ class GlooTransport(AbstractTransport):
     """Sends and receives over a gloo process group, matched by tag.
 
     Nothing is waited for longer than a timeout allows: a wait that runs into gloo's own
-    timeout breaks the whole group before any rank could be told why. ``Timeouts`` keeps the time.
+    timeout breaks the whole group before any rank could learn why. ``Timeouts`` keeps the time.
 
     Args:
         group: of this transport alone: it is broken when a rank is lost.
@@ -158,7 +158,7 @@ class Timeouts:
     """Waits for operations, with a thread beside that looks at the clock.
 
     Gloo's own timeout breaks the group in the moment it runs out, and no rank learns of which; so
-    that thread acts before, while there are connections to tell the others.
+    that thread acts before, while there are connections by which to notify the others.
 
     Args:
         limit_s: seconds of one wait, positive.

@@ -31,7 +31,7 @@ class FollowReport:
     Attributes:
         exchange_s: seconds of every step's exchange, ``(num_steps,)``.
         plans: the plan that each step ran under.
-        events: all that the planner told, in order.
+        events: all that the planner reported, in order.
     """
 
     exchange_s: FloatArray
@@ -165,7 +165,7 @@ class OverLinksReport:
         step_s: seconds of every step, ``(num_steps,)``.
         batch_size: local batch sizes, ``(num_steps, world_size)``.
         plans: the plan of shares that each step ran under.
-        events: all that the planners told, in order.
+        events: all that the planners reported, in order.
     """
 
     step_s: FloatArray

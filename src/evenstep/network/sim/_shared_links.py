@@ -20,7 +20,7 @@ REMEDY = "0 exchanges at the end, 2/3 during the backward."
 @final
 @dataclass(frozen=True, slots=True, eq=False)
 class SharedLinksComm:
-    r"""Gradients are pushed, summed and pulled over links of unlike speed.
+    r"""Gradients are pushed, summed and pulled over links of different speeds.
 
     A step ends as ``timeline_s`` has it: who is done early pushes early. Without
     shares it is a plain all-reduce that begins when the slowest is done,

@@ -33,7 +33,7 @@ class _WhenLoaded:
             self._calls[name] = call
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
-        """Find nothing; but of a module that is waited for, have its loader tell."""
+        """Find nothing; but of a module that is waited for, have its loader report it."""
         call = self._calls.pop(name, None)
         if call is None:
             return None
@@ -63,7 +63,7 @@ class _Watched:
         self.loaders: list[Any] = []  # for each, weakly, with its data set's id and its frames
 
     def wrap_groups(self, distributed: Any) -> None:
-        """Have the process groups of a module heard of."""
+        """Have the process groups of a module reported."""
         from functools import wraps
 
         opens, closes = distributed.init_process_group, distributed.destroy_process_group
@@ -133,7 +133,7 @@ def _import_attach() -> Any:
 
 
 def _quietly(call: Callable[..., None], *args: Any) -> None:
-    """Call something of ours; a fault of it is told in a line, and the training goes on."""
+    """Call something of ours; a fault of it is reported in a line, and the training continues."""
     try:
         call(*args)
     except Exception as error:
