@@ -209,7 +209,7 @@ class TrainingData:
     every plain loop.
 
     `Trainer` holds it for its training loader. Its length is that in batches; its iterators
-    distinguish epochs, and yield a callback that looks into the data what plain `Trainer` does.
+    distinguish epochs, and give a callback that reads the data what it gets in plain `Trainer`.
     What else Trainer, Accelerate and callbacks ask for is the balanced loader's, but for workers
     and the generator: a copy of this loader that skips batches would start them, and draw from it,
     so that an order drawn after that would be another one than before a restart.

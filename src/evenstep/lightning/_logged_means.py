@@ -1,4 +1,4 @@
-"""What ``self.log`` and ``self.all_gather`` reduce over ranks, with different counts on each."""
+"""What ``self.log`` and ``self.all_gather`` reduce over ranks whose counts differ."""
 
 from __future__ import annotations
 

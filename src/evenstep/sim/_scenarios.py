@@ -29,8 +29,8 @@ def scenario_names() -> tuple[str, ...]:
 def scenario(name: str, world_size: int = 8, num_steps: int = 600, seed: int = 0) -> Scenario:
     """Return the scenario called ``name``, the same for the same arguments.
 
-    Of different workers, 1 to 4 ms a sample and 2 to 20 ms a step, each step off by 2 %, unless the
-    table says otherwise. With 64 samples a worker the best plan's step takes about 0.1 s.
+    Of workers that differ, 1 to 4 ms a sample and 2 to 20 ms a step, each step off by 2 %, unless
+    the table says otherwise. With 64 samples a worker the best plan's step takes about 0.1 s.
 
     | name | what happens |
     |---|---|
@@ -89,7 +89,7 @@ class _Times:
 
 
 def _steady(draw: Generator, world_size: int, num_steps: int) -> _Times:
-    """Return different workers with nothing but 2 % of jitter."""
+    """Return workers that differ, with nothing but 2 % of jitter."""
     base = 1e-3 * np.exp(draw.uniform(0, np.log(4), world_size))  # 1 to 4 ms a sample
     intercept_s = draw.uniform(2e-3, 2e-2, world_size)
     slope_s = np.tile(base, (num_steps, 1))

@@ -288,7 +288,7 @@ FSDP1 = "torch.distributed.fsdp.fully_sharded_data_parallel"
 
 
 def patch_fsdp(patches: Patches) -> None:
-    """Log sharded models, once what makes them is loaded."""
+    """Watch sharded models, once what makes them is loaded."""
 
     def fsdp2(module: Any) -> None:
         patches.put_maker(module.FSDPState, FSDP2_INIT, "FSDP2", "fully_shard", fsdp2_device)

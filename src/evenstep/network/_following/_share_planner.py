@@ -368,7 +368,7 @@ class SharePlanner:
         return self._adopt(next_step, parts, predicted_s, reason, probe_no=1, is_brief=True)
 
     def _after_probe(self, links: Links, next_step: int) -> list[Event]:
-        """Continue after a probe: the better exchange of it decides; slower shares end soon."""
+        """Act on what a probe showed: its better exchange decides; slower shares end soon."""
         number, decision = self._probe_no, self._choice.on(links)
         margin = self._margin * (MEASURED if self._helped else 1.0)
         shares_s = self._trust.best_of(max(1, number - 1))

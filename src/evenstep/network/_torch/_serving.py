@@ -283,7 +283,7 @@ def _serve_with_signals(reduction: Reduction, send: Callable[[SharesReport], Non
     """Serve on a thread of its own, as long as that takes.
 
     A thread that waits in gloo receives no signal, and the next order may be far away: neither a
-    notice to stop nor Ctrl-C would be noticed.
+    notice to stop nor Ctrl-C would be received.
     """
     with ThreadPoolExecutor(1, thread_name_prefix="evenstep-serve") as thread:
         serving = thread.submit(reduction.serve, send)
