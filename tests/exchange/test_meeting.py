@@ -9,13 +9,14 @@ import subprocess
 import sys
 import threading
 from functools import partial
+from types import ModuleType
 
 import psutil
 import pytest
 
 from evenstep import torch as ours
 from evenstep._exchange._meeting import Meeting, connect_star, dial, interface_address, listen
-from evenstep._exchange._threads import network_name, process_name
+from evenstep._exchange._threads import line_of_user, network_name, process_name
 from evenstep._exchange._world_check import (
     code_of,
     described,
@@ -304,3 +305,18 @@ def test_functions_are_told_apart_by_their_code_in_one_version_of_python():
     assert code_of(lambda x: x.a) != code_of(lambda x: x.b)
     assert code_of(lambda x: [y + 1 for y in x]) != code_of(lambda x: [y + 2 for y in x])
     assert code_of("tokens") == code_of(len) == {}
+
+
+def test_a_framework_that_lies_among_users_files_is_no_script_of_theirs(monkeypatch):
+    """As after a build in place: a rank that waits in it is seen to wait, at the user's line."""
+    module = ModuleType("tensorflow")
+    module.__file__ = "/home/me/builds/tensorflow/__init__.py"
+    code = compile("wait = lambda look: look()", "/home/me/builds/tensorflow/wait.py", "exec")
+    exec(code, module.__dict__)
+
+    assert "in <lambda>" in module.wait(lambda: line_of_user(sys._getframe().f_back))
+    monkeypatch.setitem(sys.modules, "tensorflow", module)
+    found = module.wait(lambda: line_of_user(sys._getframe().f_back))
+
+    assert "test_meeting.py" in found
+    assert "in test_a_framework_that_lies_among" in found

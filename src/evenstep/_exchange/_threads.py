@@ -101,7 +101,15 @@ def line_of_user(innermost: FrameType) -> str:
 
 def _is_machinery(file: str) -> bool:
     installed = "/site-packages/" in file or "/dist-packages/" in file
-    return installed or file.startswith(("<frozen", _OURS, _STDLIB))
+    return installed or file.startswith(("<frozen", _OURS, _STDLIB, *_frameworks()))
+
+
+def _frameworks() -> Iterator[str]:
+    """Yield the folders of frameworks: one that was built in place is not among the installed."""
+    for name in ("torch", "tensorflow"):
+        file = getattr(sys.modules.get(name), "__file__", None)
+        if file is not None:
+            yield Path(file).parent.as_posix() + "/"
 
 
 def process_name() -> str | None:
