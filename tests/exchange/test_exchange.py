@@ -394,19 +394,6 @@ def test_a_run_that_ends_in_the_middle_of_a_hold_has_each_step_measured(star):
     assert told == list(range(28))
 
 
-@pytest.mark.parametrize("loser", [0, 1])
-def test_a_loss_in_a_hold_names_the_step_before_the_newest(star, loser):
-    """Rank 0 has no reports of these steps; but their collectives needed all ranks."""
-    both, first, _ = in_a_hold(star)
-    for step in range(first, first + 3):
-        for exchange in both:
-            go_through(exchange, [step])
-    both[loser].lost(1 - loser, "it is gone")
-
-    with pytest.raises(WorkerLostError, match=rf"complete on all ranks is {first + 1}\."):
-        both[loser].lost_ranks.check()
-
-
 def test_a_rank_that_stands_still_in_a_hold_is_named(star):
     """Others have gone ahead, and wait for the plan that it has to report for."""
     both, _ = star(planner=gathering(), hang_s=0.5)

@@ -23,7 +23,7 @@ class Stop:
     A rank that wants one asks rank 0, whose next answer says so to all.
 
     Attributes:
-        told: whether this process itself was asked to end.
+        told: whether this process was asked to end.
         asked: whether a rank known here wants to stop.
         after: the answer from which on all ranks know; None as long as there is none.
     """

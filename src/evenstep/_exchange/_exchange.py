@@ -381,10 +381,11 @@ class Exchange:
     def newest_done(self) -> int:
         """The newest step that all ranks have done, as far as this rank can know.
 
-        Rank 0 has the reports, which may be held until a step is due. Each rank knows besides that
-        all have done the steps before the newest that it reported: it has passed their collectives.
+        Rank 0 does, once it has made the reports that it holds. Others have heard of an older one
+        where answers come ahead, but have passed all steps before the newest that they reported.
         """
-        return max(self._answers.newest_done, self.last_step - 1)
+        heard = self._answers.newest_done
+        return heard if self._router.rank == 0 else max(heard, self.last_step - 1)
 
     def waits_for(self, rank: int) -> int | None:
         """Return the step that waits for what only ``rank`` could send; None if none does."""

@@ -365,7 +365,7 @@ class LostRanks:
         if not (in_collective or self.watch.in_collective):
             return self.wrong
         self._steps.report_all()
-        self._router.to_leader(CollectiveBroke(self._steps.last_step))  # it is notified of all ends
+        self._router.to_leader(CollectiveBroke(self._steps.last_step))  # rank 0 learns of all ends
         with self._router.changed:
             self._router.changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
         self._break_collective()
