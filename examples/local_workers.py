@@ -6,17 +6,27 @@ Run it with the number of workers, the script and its arguments:
 
 import json
 import os
+import random
 import socket
 import subprocess
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+
+
+def free_ports(number):
+    """Ports that nothing holds, below those that the system may give to others meanwhile."""
+    with ExitStack() as sockets:
+        found = []
+        while len(found) < number:
+            with suppress(OSError):
+                server = socket.create_server(("", random.randrange(20_000, 32_000)))
+                found.append(sockets.enter_context(server).getsockname()[1])
+        return found
 
 
 def main():
     num_workers, command = int(sys.argv[1]), [sys.executable, *sys.argv[2:]]
-    with ExitStack() as sockets:
-        free = [sockets.enter_context(socket.create_server(("", 0))) for _ in range(num_workers)]
-        addresses = [f"127.0.0.1:{server.getsockname()[1]}" for server in free]
+    addresses = [f"127.0.0.1:{port}" for port in free_ports(num_workers)]
     workers = []
     for index in range(num_workers):
         task = {"type": "worker", "index": index}

@@ -3,13 +3,14 @@
 import multiprocessing
 import os
 import runpy
-import socket
 import sys
 import tempfile
 from pathlib import Path
 
 import torch
 from torch import distributed
+
+from ._ports import free_port
 
 
 def printed(script, *arguments, num_ranks=2, cwd=".", **env):
@@ -18,8 +19,7 @@ def printed(script, *arguments, num_ranks=2, cwd=".", **env):
     To load torch takes ten times as long as such a training, so a fork server does it once for all
     tests. What is about a launcher or about the end of a process needs processes of its own.
     """
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = str(free_port())
     names = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "WORLD_SIZE": str(num_ranks)} | env
     context = multiprocessing.get_context("forkserver")
     with tempfile.TemporaryDirectory() as folder:

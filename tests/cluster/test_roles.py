@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 
 import pytest
+
+from .._ports import free_port
 
 SCRIPT = """
 import torch
@@ -36,9 +37,7 @@ print(f"{'server' if balancer.is_server else 'worker'} {num_steps}\\n", end="")
 def test_a_role_by_environment_needs_no_other_script(tmp_path):
     """Nor a close at its end: all processes end by themselves, with exit code 0."""
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = server.getsockname()[1]
-    shared = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={port}"]
+    shared = ["--nnodes=2", "--master-addr=127.0.0.1", f"--master-port={free_port()}"]
     agents = []
     for node, role in enumerate(("worker", "server")):
         own = [f"--node-rank={node}", f"--nproc-per-node={2 - node}"]

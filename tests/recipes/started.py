@@ -7,13 +7,13 @@ import json
 import os
 import shlex
 import signal
-import socket
 import stat
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+from .._ports import free_port
 from .._snippets import ROOT
 from . import slurm_commands
 
@@ -37,15 +37,6 @@ def environment(**names):
         "OMP_NUM_THREADS": "1",
         **{name: str(value) for name, value in names.items()},
     }
-
-
-def free_port(first=20000, last=29999):
-    """A port of a range that nothing listens at."""
-    for port in range(first + os.getpid() % 5000, last):
-        with socket.socket() as probe:
-            if probe.connect_ex(("127.0.0.1", port)):
-                return port
-    raise AssertionError("no port is free")
 
 
 class Started:

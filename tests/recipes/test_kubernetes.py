@@ -10,9 +10,10 @@ from contextlib import ExitStack
 import pytest
 import yaml
 
+from .._ports import free_port
 from .._snippets import ROOT, blocks
 from .schemas import faults, lost
-from .started import Started, environment, free_port, write_script
+from .started import Started, environment, write_script
 
 MANIFESTS = {
     manifest["kind"]: manifest

@@ -6,13 +6,14 @@ expect it, and the process aborts with "terminate called without an active excep
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+
+from .._ports import free_port
 
 SCRIPT = Path(__file__).with_name("endings.py")
 SOURCE = Path(__file__).parents[2] / "src"
@@ -22,8 +23,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 def ended(how):
     """Run both ranks of the script; return how each ended, what it printed, and its errors."""
-    with socket.create_server(("127.0.0.1", 0)) as server:
-        port = str(server.getsockname()[1])
+    port = str(free_port())
     path = os.pathsep.join([str(SOURCE), *filter(None, sys.path)])
     processes = []
     for rank in range(2):

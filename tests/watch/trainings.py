@@ -4,6 +4,7 @@ Each prints the losses of a rank, bit by bit. ``SLOW`` is the rank whose forward
 """
 
 import os
+import random
 import sys
 import time
 from contextlib import nullcontext
@@ -201,11 +202,7 @@ def _spawned(rank, port):
 
 
 def spawn():
-    import socket
-
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        port = str(found.getsockname()[1])
+    port = str(random.randrange(20_000, 32_000))
     torch.multiprocessing.spawn(_spawned, (port,), nprocs=2)
 
 

@@ -1,5 +1,5 @@
 import os
-import socket
+import random
 
 import torch
 import torch.distributed as dist
@@ -40,7 +40,4 @@ def main_worker(rank, world_size, port, use_ddp=True):
 
 
 if __name__ == "__main__":
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    mp.spawn(main_worker, args=(2, port), nprocs=2)
+    mp.spawn(main_worker, args=(2, random.randrange(20_000, 32_000)), nprocs=2)
