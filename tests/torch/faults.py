@@ -88,11 +88,11 @@ def leave_early(rank: int, victim: int, how: str) -> str:
     return _train_until(is_over)
 
 
-def raise_on_one(rank: int, victim: int) -> str:
+def raise_on_one(rank: int, victim: int, at: int) -> str:
     """One rank's data set has a bad sample; return what each is told."""
 
     def is_over(step: int) -> bool:
-        if rank == victim and step == 2:
+        if rank == victim and step == at:
             raise ValueError("sample 17 has no label\nand more that is left out")
         return False
 
@@ -101,7 +101,7 @@ def raise_on_one(rank: int, victim: int) -> str:
 
 def _train_until(is_over: Callable[[int], bool]) -> str:
     model = DistributedDataParallel(nn.Linear(4, 4))
-    dataset = TensorDataset(torch.randn(48, 4))
+    dataset = TensorDataset(torch.randn(1200, 4))
     try:
         with Balancer(runtime=WATCHFUL) as balancer:
             model, loader = balancer.prepare(model, DataLoader(dataset, batch_size=4))

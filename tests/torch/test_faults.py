@@ -98,15 +98,15 @@ def test_a_rank_that_leaves_early_is_named(victim, how):
         assert "The last step complete on all ranks is 1." in results[rank]
 
 
-@pytest.mark.parametrize("victim", [0, 1])
-def test_an_exception_on_one_rank_is_told_to_all(victim):
-    """By its type and the first line of its message: others need not look for its log."""
-    results = run_workers(3, raise_on_one, victim, timeout_s=15)
+@pytest.mark.parametrize(("victim", "at"), [(0, 2), (1, 2), (0, 91), (1, 91)])
+def test_an_exception_on_one_rank_is_told_to_all(victim, at):
+    """By its type and its message's first line, with the newest step, also where plans hold."""
+    results = run_workers(3, raise_on_one, victim, at, timeout_s=15)
 
     for rank in {0, 1, 2} - {victim}:
         assert f"Rank {victim} on " in results[rank]
-        assert "it raised ValueError: sample 17 has no label after step 1." in results[rank]
-        assert "The last step complete on all ranks is 1." in results[rank]
+        assert f"it raised ValueError: sample 17 has no label after step {at - 1}." in results[rank]
+        assert f"The last step complete on all ranks is {at - 1}." in results[rank]
         assert "slow" not in results[rank]
 
 

@@ -144,6 +144,8 @@ class Exchange:
         stop: how all ranks come to stop.
         decisions: on rank 0.
         units, claims, mailbox, ways, not_finite, scales: what else ranks send each other.
+        last_reduced: the newest step whose gradients were summed over all ranks, as far as it is
+            noted here.
         num_loops: over the loaders of this process, as servers will want to know.
         stopping: whether all ranks stop, as of the newest plan point, so the same on all ranks.
     """
@@ -201,7 +203,7 @@ class Exchange:
         router.add(self._reports, self.units, self.claims, self.mailbox, self.divergence)
         router.add(self.not_finite, self.scales)
         self._first_step: int | None = None
-        self.last_step = self.last_used = self._newest_needed = -1
+        self.last_step = self.last_used = self.last_reduced = self._newest_needed = -1
         self._awaited = {True: -2, False: -2}  # answer that a thread which trains needs, or another
         self.num_loops = 0
         self.stopping = False
@@ -381,11 +383,9 @@ class Exchange:
     def newest_done(self) -> int:
         """The newest step that all ranks have done, as far as this rank can know.
 
-        Rank 0 does, once it has made the reports that it holds. Others have heard of an older one
-        where answers come ahead, but have passed all steps before the newest that they reported.
+        Reports may be held until a step is due. The gradients of a step show the same at once.
         """
-        heard = self._answers.newest_done
-        return heard if self._router.rank == 0 else max(heard, self.last_step - 1)
+        return max(self._answers.newest_done, self.last_reduced)
 
     def waits_for(self, rank: int) -> int | None:
         """Return the step that waits for what only ``rank`` could send; None if none does."""

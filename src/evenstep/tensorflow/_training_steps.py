@@ -224,6 +224,7 @@ class TrainingSteps:
         )
         messages = (StepReports(step.number, (report,)),)
         exchange.report(step.number, lambda: messages)
+        exchange.last_reduced = step.number - 1  # every optimizer's step before has summed
 
     def _free(self) -> tuple[tuple[float, int] | None, str]:
         """Return what the machine has to spare; once, why it cannot be read, and never again."""

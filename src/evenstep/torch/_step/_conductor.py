@@ -360,6 +360,7 @@ class StepConductor:
 
     def reduced(self) -> None:
         """Note that the collectives of a backward are over."""
+        self._exchange.last_reduced = self._reporter.reducing
         for hear in self._at_reduced:
             hear()
         self.recorder.waited(opens=self._step is not None and not self._step.reported)

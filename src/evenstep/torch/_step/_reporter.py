@@ -92,6 +92,8 @@ class Reporter:
         reads: whether something is read beside the time.
         limit: the largest forward that this rank may have; None if none failed. It goes with
             every report, because a step that some rank could not time is never complete.
+        reducing: the newest reported step whose last backward sums gradients; not on a device,
+            which may be behind.
     """
 
     def __init__(
@@ -114,6 +116,7 @@ class Reporter:
         self._telling = Lock()  # the channel's thread makes reports
         self._has_failed = False
         self._fault = ""  # to be sent with the next report
+        self.reducing = -1
 
     def begin_step(self) -> None:
         """Have a step begin for all that is read, if there is something, or too much was noted."""
@@ -148,6 +151,8 @@ class Reporter:
             # Now: another thread that asks CUDA for an event breaks a graph's capture under way.
             messages = made()
             made = partial(tuple, messages)
+        elif reduced:  # a device may be behind with it
+            self.reducing = step.number
         is_used = step.num_backwards > 0
         self._exchange.report(step.number, made, is_used=is_used)
 
