@@ -11,8 +11,7 @@ import numpy as np
 import pytest
 
 from evenstep.lab import Change, Host, Lab, Trace, drawn_trace
-from evenstep.lab._agents import run_agents, undisturbed
-from evenstep.lab._lab import Player
+from evenstep.lab._lab import Player, run_agents, undisturbed
 
 from .remains import left_of
 

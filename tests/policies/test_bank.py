@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 
 from evenstep import AffineTime, Cluster
 from evenstep.policies import Auto
-from evenstep.policies._auto import resize_cost_s
+from evenstep.policies._auto import no_proof, proved, resize_cost_s, why_equal
 from evenstep.policies._bank import Bank, Expert, level_splits
-from evenstep.policies._proof import no_proof, proved, why_equal
 from evenstep.prediction import Ema, Seasonal
 
 from .simulated import jitter, measured

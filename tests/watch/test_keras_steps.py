@@ -6,7 +6,7 @@ import sys
 import pytest
 
 from evenstep._diagnosis import Phase
-from evenstep.watch._keras_steps import KerasSteps
+from evenstep.watch._keras_watch import KerasSteps
 
 
 class Clock:

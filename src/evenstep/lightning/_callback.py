@@ -8,15 +8,230 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, final
 
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 
 from ..exceptions import invalid
 from ..torch import Balancer
 from ..torch._exchange._crew import is_off
 from ..torch._fabric import with_own_sampler
-from ._library import callback_base, take_up_position, weigh_batch
-from ._logged_means import LoggedMeans
-from ._trainer_checks import averaged_model, check_options, check_trainer
+from ..torch._model._fsdp import fsdp_layers
+from ._library import callback_base, hook_of, take_up_position, takes_loader, weigh_batch
+
+_TUNERS = {"BatchSizeFinder", "LearningRateFinder"}
+
+
+def check_options(options: Mapping[str, Any]) -> None:
+    """Raise for settings of a balancer that Lightning decides.
+
+    Raises:
+        ValueError: there are some; the message says where they belong.
+    """
+    if getattr(options.get("runtime"), "process_group", None) is not None:
+        rule, remedy = "leave out `Runtime(process_group=...)`", "Lightning trains on all ranks."
+        raise invalid("BalanceCallback(runtime=...)", rule, "one", remedy)
+    if options.get("network") is not None:
+        rule = "be left out, as Lightning reduces the gradients"
+        raise invalid(
+            "BalanceCallback(network=...)",
+            rule,
+            options["network"],
+            "Use `evenstep.torch` in a loop of your own.",
+        )
+
+
+def check_trainer(trainer: Any, module: Any) -> None:
+    """Raise if the trainer is set up for what is not balanced.
+
+    Raises:
+        ValueError: it is; the message says what to do.
+    """
+    if not module.automatic_optimization:
+        # The backward happens inside of the forward that is weighted, before its output is there.
+        raise invalid(
+            "LightningModule.automatic_optimization",
+            "be True, so that the loss is weighted before its backward",
+            False,
+            "Return one loss from `training_step`, or use Fabric and `evenstep.torch`.",
+        )
+    if takes_loader(module.training_step):
+        # The batch is taken inside of the forward: what is known then is the batch before.
+        raise invalid(
+            "LightningModule.training_step(dataloader_iter)",
+            "take a batch, so that its size is known before the forward",
+            "the loader's iterator",
+            "Write `training_step(self, batch, batch_idx)`.",
+        )
+    if trainer.reload_dataloaders_every_n_epochs:
+        raise invalid(
+            "Trainer(reload_dataloaders_every_n_epochs=...)",
+            "be 0, as all loaders are prepared before the first step",
+            trainer.reload_dataloaders_every_n_epochs,
+            "Have the data set or the sampler change with `set_epoch`.",
+        )
+    kinds = {kind.__name__ for callback in trainer.callbacks for kind in type(callback).__mro__}
+    if tuners := sorted(kinds & _TUNERS):
+        raise invalid(
+            "Trainer(callbacks=...)",
+            "have no tuner beside `BalanceCallback`, which counts the steps of one training",
+            tuners[0],
+            "Tune with a `Trainer` of its own, without `BalanceCallback`, before this one.",
+        )
+
+
+def averaged_model(strategy: Any) -> Any:
+    """Return what averages gradients over the ranks: Lightning's DDP, or what FSDP2 shards.
+
+    Raises:
+        ValueError: nothing does, or not all of them.
+    """
+    module = strategy.model
+    if isinstance(module, DistributedDataParallel):
+        return module
+    layers = fsdp_layers(module)
+    if not layers:
+        raise invalid(
+            "Trainer(strategy=...)",
+            "train with DDP or FSDP2",
+            type(strategy).__name__,
+            'Use `Trainer(strategy="ddp")`, or `ModelParallelStrategy()` and `fully_shard` in '
+            "`configure_model`.",
+        )
+    sharded = set(layers[0].parameters())
+    if layers[0] is module or any(p.requires_grad for p in set(module.parameters()) - sharded):
+        raise invalid(
+            "LightningModule.configure_model()",
+            "shard one model of the module's, with all that is trained",
+            "the module itself" if layers[0] is module else "a part of what is trained",
+            "Write `fully_shard(self.model, mesh=self.device_mesh['data_parallel'])` after its "
+            "layers.",
+        )
+    return layers[0]
+
+
+_IN_A_BATCH = (  # in which something may be logged on a step
+    "on_train_batch_start",
+    "training_step",
+    "on_before_zero_grad",
+    "optimizer_zero_grad",
+    "on_before_backward",
+    "backward",
+    "on_after_backward",
+    "on_before_optimizer_step",
+    "configure_gradient_clipping",
+    "clip_gradients",
+    "optimizer_step",
+    "on_validation_batch_start",
+    "validation_step",
+)
+_AT_ITS_END = ("on_train_batch_end", "on_validation_batch_end")  # before `settle` or after it
+_NOT_SAID: Any = object()  # what is logged always says its group; others need their result now
+
+
+@final
+class LoggedMeans:
+    """Stands in the place of a strategy's ``reduce`` and ``all_gather`` while a fit is balanced.
+
+    Lightning's mean over ranks is right for equal counts only. A value logged on a step with
+    ``sync_dist=True``, or in a hook around it, is the mean over the samples of all ranks here, and
+    is reduced after the step's backward: a collective before it would make all ranks wait, and
+    look equally fast. For a value of an epoch, Lightning divides the mean of sums by the mean of
+    counts, which it rounds down to an integer; here that mean is exact.
+
+    Lightning keeps what it is given to reduce with, and refuses another one in a later fit of the
+    same trainer: so there is one of these for all fits.
+    """
+
+    def __init__(self) -> None:
+        self._strategy: Any = None
+        self._module: Any = None
+        self._balancer: Balancer | None = None
+        self._count: Callable[[], float | None] | None = None
+        self._later: list[tuple[torch.Tensor, Any]] = []
+
+    def begin(
+        self,
+        strategy: Any,
+        module: Any,
+        balancer: Balancer,
+        count: Callable[[], float | None],
+    ) -> None:
+        """Stand in for ``strategy``, whose class continues to reduce.
+
+        Args:
+            strategy: of the trainer.
+            module: logs.
+            balancer: of the fit.
+            count: returns the samples of this rank that a mean of the batch in hand is over; None
+                is those of the training step.
+        """
+        self._strategy, self._module, self._balancer = strategy, module, balancer
+        self._count = count
+        strategy.reduce, strategy.all_gather = self.reduce, self.all_gather
+
+    def end(self) -> None:
+        """Leave the strategy as it was."""
+        for name in ("reduce", "all_gather"):
+            vars(self._strategy).pop(name, None)
+        self._balancer, self._module, self._count, self._later = None, None, None, []
+
+    def reduce(self, tensor: Any, group: Any = _NOT_SAID, reduce_op: Any = "mean") -> Any:
+        """Return ``tensor`` reduced over ranks; of what a step logs, once ``settle`` is called."""
+        if group is _NOT_SAID:  # as of `reduce_boolean_decision`, by which a step may be left out
+            return self._plainly(tensor, None, reduce_op)
+        if isinstance(tensor, torch.Tensor) and self._balancer is not None:
+            hook = hook_of(self._module)
+            if group is None and not tensor.requires_grad:
+                if hook in _IN_A_BATCH:
+                    self._later.append((tensor, reduce_op))
+                    return tensor
+                if hook in _AT_ITS_END:
+                    return self._reduced(tensor, reduce_op)
+            if _is_mean(reduce_op) and not tensor.is_floating_point():
+                tensor = tensor.double()
+        return self._plainly(tensor, group, reduce_op)
+
+    def settle(self) -> None:
+        """Reduce what the batch has logged, in place. Collective."""
+        later, self._later = self._later, []
+        for tensor, reduce_op in later:
+            self._reduced(tensor, reduce_op)
+
+    def all_gather(self, tensor: Any, group: Any = None, sync_grads: bool = False) -> Any:
+        """Return the tensors of all ranks, which have to have one shape.
+
+        Raises:
+            ValueError: they have not, on every rank; torch would wait, or return garbage.
+        """
+        if isinstance(tensor, torch.Tensor) and tensor.ndim and dist.is_initialized():
+            shapes: list[Any] = [None] * dist.get_world_size(group)
+            dist.all_gather_object(shapes, tuple(tensor.shape), group=group)
+            if len(set(shapes)) > 1:
+                raise invalid(
+                    "LightningModule.all_gather(data)",
+                    "have one shape on all ranks",
+                    ", ".join(map(str, shapes)),
+                    "Ranks have different numbers of samples: gather sums and counts, log with "
+                    "`sync_dist=True`, or use torchmetrics.",
+                )
+        kind = type(self._strategy)
+        return kind.all_gather(self._strategy, tensor, group=group, sync_grads=sync_grads)
+
+    def _reduced(self, tensor: torch.Tensor, reduce_op: Any) -> torch.Tensor:
+        if _is_mean(reduce_op) and self._balancer is not None and self._count is not None:
+            return tensor.fill_(self._balancer.mean(tensor, self._count()))
+        return tensor.copy_(self._plainly(tensor.clone(), None, reduce_op))
+
+    def _plainly(self, tensor: Any, group: Any, reduce_op: Any) -> Any:
+        kind = type(self._strategy)
+        return kind.reduce(self._strategy, tensor, group=group, reduce_op=reduce_op)
+
+
+def _is_mean(reduce_op: Any) -> bool:
+    return isinstance(reduce_op, str) and reduce_op.lower() in ("mean", "avg")
+
 
 _IS_OVER = "epoch_is_over"
 

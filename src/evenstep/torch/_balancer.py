@@ -26,7 +26,6 @@ from ._data.loaders._server import ServerEval
 from ._exchange._crew import OFF, SWITCH, Crew, is_off
 from ._exchange._side_group import Alone, SideGroup
 from ._fabric import as_wrapped, unwrapped, wrapped_loader
-from ._loader_types import PreparedEval, PreparedLoader
 from ._means import RunningStats, mean_over
 from ._model._models import (
     Weighting,
@@ -45,6 +44,27 @@ from ._unequal_links import checked_network
 
 if TYPE_CHECKING:
     from ..network._torch._network_settings import Network
+from typing import TYPE_CHECKING
+
+from ._data.loaders._balanced import BalancedLoader
+
+T_co = TypeVar("T_co", covariant=True)
+
+if TYPE_CHECKING:
+    from torch.utils.data import DataLoader
+
+    # There is no object of these: loaders have what they wrap by `__getattr__`. But scripts use the
+    # name of their own loader again, `model, loader = balancer.prepare(model, loader)`, which only
+    # a type that is both allows.
+    class PreparedLoader(BalancedLoader, DataLoader[T_co]):  # type: ignore[misc, override]
+        """A ``DataLoader`` whose every iteration is a global step."""
+
+    class PreparedEval(EvalLoader, DataLoader[T_co]):  # type: ignore[misc, override]
+        """A ``DataLoader`` of this rank's part of an evaluation."""
+
+else:
+    PreparedLoader, PreparedEval = BalancedLoader, EvalLoader
+
 
 M = TypeVar("M", bound=nn.Module)
 T = TypeVar("T")

@@ -2,26 +2,31 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import logging
+import re
+import sys
+from collections.abc import Callable, Sequence
 from functools import partial
-from typing import final
+from types import TracebackType
+from typing import Any, final
 
+import numpy as np
 import torch
 
 from .._exchange._exchange import Exchange
 from .._exchange._mailbox import Mailbox
 from .._host import GarbageClock
-from .._planner import AbstractPlanner, CostPlanner, Job, Plan, Planner
+from .._planner import AbstractPlanner, ClaimSwitch, CostPlanner, Job, Plan, Planner
 from .._run._estimates import Estimates
 from .._run._machine_reader import machine_reader_of
 from .._run._open_channel import open_channel
 from .._run._run_record import RunRecord, RunSettings, lead
 from .._torch_clock import alloc_retries
+from ..claims import Hybrid
 from ..events import Event, Hook
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
-from ..policies import Equal, Fixed
+from ..policies import AbstractPolicy, Auto, Equal, Fixed
 from ..timemodels._memory_model import MemoryModel
-from ._claiming import claims_of
 from ._data._prepare import num_steps_of
 from ._data.loaders._stream import StreamLoader
 from ._exchange._crew import Crew
@@ -32,9 +37,143 @@ from ._exchange._stuck import TORCH
 from ._memory_reader import CudaMemory
 from ._model._models import device_of
 from ._model._wrapping import Wrapping
+from ._options import Runtime
 from ._parts import Parts
+from ._step._conductor import StepConductor
 from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
-from ._step._unequal import hint_of_rows, note_sizes
+
+_MOST_VIEWS = 8  # of each sample, in the sizes that an error names
+
+
+def hint_of_rows(steps: StepConductor) -> str:
+    """Return what to do if a collective over rows has ended a rank; nothing if none could."""
+    recorder, sizes = steps.open_recorder, _sizes(steps)
+    if recorder is None or not recorder.has_others or len(set(sizes)) < 2:
+        return ""
+    return (
+        f"; if that was in a collective of the script's own over rows, such as `all_gather` of "
+        f"features: ranks have {_listed(sizes)} samples in this step, so pad the rows to "
+        f"{max(sizes)}, or use `Balancer(policy='equal')`"
+    )
+
+
+def note_sizes(error: BaseException, steps: StepConductor) -> None:
+    """Add to an error that ends the script, and names a batch size, that this rank has another one.
+
+    As where labels or masks are made for `args.batch_size` rows. Errors of evenstep's own say what
+    there is to say.
+    """
+    sizes, num_samples = _sizes(steps), steps.newest_num_samples  # its loop may be over by now
+    equal = sum(sizes) // len(sizes) if sizes else 0
+    if not equal or num_samples in (None, 0, equal) or not isinstance(error, _OF_SHAPES):
+        return
+    if _is_own(error.__traceback__) or not _names(str(error), (equal, num_samples)):
+        return
+    note = (
+        f"evenstep: this rank has {num_samples} samples in this step, not {equal} as in an equal "
+        f"split; ranks have {_listed(sizes)}. What is made for a fixed batch size, such as labels "
+        f"or masks, does not fit: take `len(batch)`, or use `Balancer(policy='equal')`."
+    )
+    error.add_note(note)
+    if getattr(sys, "last_value", None) is error:  # it was printed already: no `with` block
+        logging.getLogger("evenstep").error("%s", note)
+
+
+_OF_SHAPES = (RuntimeError, IndexError, ValueError, AssertionError)
+
+
+def _sizes(steps: StepConductor) -> tuple[int, ...]:
+    return () if steps.plan is None else steps.plan.batch_size
+
+
+def _names(text: str, sizes: Sequence[int]) -> bool:
+    """Return whether a text has one of ``sizes``, or some views of it, among its numbers."""
+    numbers = {int(number) for number in re.findall(r"\b\d{1,9}\b", text)}
+    wanted = {size * views for size in sizes for views in range(1, _MOST_VIEWS + 1)}
+    return not numbers.isdisjoint(wanted - {1})
+
+
+def _is_own(trace: TracebackType | None) -> bool:
+    name = ""
+    while trace is not None:
+        name, trace = trace.tb_frame.f_globals.get("__name__", ""), trace.tb_next
+    return name.partition(".")[0] == "evenstep"
+
+
+def _listed(sizes: Sequence[int]) -> str:
+    """Return the sizes in words, at most eight of them."""
+    shown = [str(size) for size in sizes[:8]]
+    if len(sizes) > len(shown):
+        return f"{', '.join(shown)}, ... (from {min(sizes)} to {max(sizes)})"
+    return f"{', '.join(shown[:-1])} and {shown[-1]}"
+
+
+def claims_of(
+    policy: AbstractPolicy[Any],
+    job: Job,
+    runtime: Runtime,
+    *,
+    counts_units: bool,
+    has_peers: bool,
+    has_streams: bool,
+) -> ClaimSwitch | None:
+    """Return what decides on claims; None where there are none.
+
+    Args:
+        policy: decides the sizes.
+        job: what is planned for.
+        runtime: says whether they are wanted.
+        counts_units: whether the loss is a mean over something else than samples: then all ranks
+            have to know all units before the first backward ends.
+        has_peers: whether several ranks get the same batches, as under tensor parallelism.
+        has_streams: whether samples come from an ``IterableDataset``, in the order they come in.
+
+    Raises:
+        ValueError: claims were asked for by ``Runtime(claims=Hybrid(...))``, and cannot be.
+    """
+    wanted = runtime.claims
+    problem = _problem(job, counts_units=counts_units, has_peers=has_peers, has_streams=has_streams)
+    if isinstance(wanted, Hybrid) and problem is not None:
+        rule = "be used where every rank can take more micro-batches as it goes"
+        raise invalid("Runtime(claims=Hybrid(...))", rule, *problem)
+    if wanted == "off" or problem is not None or job.world_size == 1:
+        return None
+    if isinstance(wanted, Hybrid):
+        return ClaimSwitch(wanted, adaptive=False)
+    return ClaimSwitch(Hybrid(), adaptive=True) if _is_auto(policy) else None
+
+
+def _problem(
+    job: Job, *, counts_units: bool, has_peers: bool, has_streams: bool
+) -> tuple[str, str] | None:
+    """Return what stands against claims, and what to do about it; None if nothing does."""
+    if not job.cuts:
+        return "a loop over `loader`", "Loop over `loader.steps()` and its micro-batches."
+    if job.bounds.max == "probe":
+        return "`Bounds(max='probe')`", "Give `Bounds(max=...)` a number."
+    if job.smallest > 1 and job.bounds.vary == "size":
+        which = "a compiled model or local BatchNorm, to which sizes are not free"
+        return which, 'Use `Bounds(vary="count")`, with forwards of one shape.'
+    if len(np.unique(job.bounds.granularity)) > 1:
+        which = f"different granularities, {job.bounds.granularity}"
+        return which, "Give `Bounds(granularity=...)` one number."
+    if counts_units:
+        return "a unit other than samples", 'Use `Balancer(unit="samples")`.'
+    if has_peers:
+        return "ranks that share their batches", "Leave `claims` out."
+    if has_streams or job.varies:
+        which = (
+            "an `IterableDataset`" if has_streams else "batches of a `batch_sampler`, of any size"
+        )
+        return which, "Use a data set with a length and `batch_size`, or leave `claims` out."
+    return None
+
+
+def _is_auto(policy: AbstractPolicy[Any]) -> bool:
+    """Return whether it is ``Auto``, or a wrapper's inner policy is."""
+    inner = getattr(policy, "policy", None)
+    return isinstance(policy, Auto) or (inner is not None and _is_auto(inner))
+
 
 _OF_COLLECTIVES = ("gloo/", "NCCL", "Connection closed by peer")  # in errors of torch's backends
 _VERDICT_S = 2.0

@@ -5,21 +5,23 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from threading import Condition, RLock
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple, final
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
-from ...._planner import Plan, Work
+from ...._planner import Plan, Work, batch_lengths
 from ...._types import IntArray
+from ...._warning import warn
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
-from .._protocols import MicroBatch, StepStart
+from .._protocols import ANEW, MicroBatch, StepStart
 from .._step import (
     KnownPortions,
     Portions,
@@ -31,7 +33,7 @@ from ..deal._plans import EpochSteps, PlanBook, StepSpan
 from ..deal._sample_keys import EpochKeys
 from ..fetch._prefetch import BatchSource, source_of
 from ..fetch._sources import Feed, FetchCounts, seeded
-from ..fetch._with_lengths import CapCheck, measuring
+from ..fetch._torch_loader import with_parts
 from ..order._global_order import (
     EpochOrder,
     GlobalOrder,
@@ -41,6 +43,78 @@ from ..order._global_order import (
 from ..order._samplers import tell_epoch
 from ._base import AbstractStepLoader, StepContext
 from ._claimed import Claimed
+
+
+class MeasuredBatch(NamedTuple):
+    """A batch, and the length of each of its samples: a tuple, of which torch pins the parts."""
+
+    batch: Any
+    lengths: IntArray
+
+
+def measuring(loader: DataLoader[Any], of: Any) -> DataLoader[Any]:
+    """Return a loader whose batches are ``MeasuredBatch``.
+
+    It collates in the training process, where samples and batch come together.
+
+    Args:
+        loader: the user's own.
+        of: as in ``Cost(from_batch=...)``.
+    """
+    return with_parts(loader, collate_fn=partial(_measured, of, loader.collate_fn))
+
+
+def _measured(of: Any, collate: Callable[[Any], Any], samples: list[Any]) -> MeasuredBatch:
+    return MeasuredBatch(*batch_lengths(of, samples, collate))
+
+
+@final
+class CapCheck:
+    """Warns once of a forward over the cap, as of samples that are longer than ``prepare`` found.
+
+    By tensors of the batch that had as many elements as the lengths say, in all forwards so far.
+
+    Args:
+        max_size: as in ``Cost``.
+    """
+
+    def __init__(self, max_size: int) -> None:
+        self._max_size = max_size
+        self._exact: set[str] | None = None  # names of those tensors; None before the first forward
+
+    def look(self, parts: Sequence[MicroBatch]) -> None:
+        """Look at the forwards of a step."""
+        for part in parts:
+            if self._exact == set() or not part.num_samples:
+                continue
+            found = dict(_numbers_in(part.batch))
+            for name in self._exact or ():
+                if part.size <= self._max_size < found.get(name, 0):
+                    self._exact = set()
+                    self._warn(found[name])
+                    return
+            exact = {name for name, number in found.items() if number == part.size}
+            self._exact = exact if self._exact is None else self._exact & exact
+
+    def _warn(self, found: int) -> None:
+        warn(
+            f"A forward has a size of {found} where `Cost(max_size={self._max_size})` is the cap: "
+            f"samples have become longer than `prepare` found them, which reads lengths once. "
+            f"When they change: {ANEW}"
+        )
+
+
+def _numbers_in(batch: Any, name: str = "") -> Iterator[tuple[str, int]]:
+    """Yield the number of elements of every tensor of a batch, by a name."""
+    if isinstance(batch, torch.Tensor):
+        yield name, batch.numel()
+    elif isinstance(batch, Mapping):
+        for key, value in batch.items():
+            yield from _numbers_in(value, f"{name}.{key}")
+    elif isinstance(batch, list | tuple):
+        for place, value in enumerate(batch):
+            yield from _numbers_in(value, f"{name}.{place}")
+
 
 _MOST_STARTS = 8  # more epochs than a loop fetches ahead
 
