@@ -12,8 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep._planner import Job, Planner, Report
-from evenstep._run._estimates import Estimates
-from evenstep._run._plain_state import decode, encode
+from evenstep._run._estimates import Estimates, decode, encode
 from evenstep.exceptions import EvenstepWarning
 from evenstep.policies import (
     Auto,

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep._run._plain_state import decode, encode
+from evenstep._run._estimates import decode, encode
 from evenstep.timemodels._memory_model import MemoryModel
 
 GB = 10**9

@@ -14,9 +14,8 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep.exceptions import WorkerLostError
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._exchange._roll_call import RollCall, roll_call
 from evenstep.torch._exchange._side_group import Bracket, SideGroup, open_side
-from evenstep.torch._exchange._startup import WorkerFacts, addresses_of
+from evenstep.torch._exchange._startup import RollCall, WorkerFacts, addresses_of, roll_call
 from evenstep.torch._session import open_channel
 
 from ..exchange.exchanges import alone, rendezvous

@@ -18,8 +18,14 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep.exceptions import WorkerLostError
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Balancer
-from evenstep.torch._exchange._sockets import break_off, own_addresses, ports_of_store
-from evenstep.torch._exchange._stuck import is_in_collective, num_collectives, place_of
+from evenstep.torch._exchange._stuck import (
+    break_off,
+    is_in_collective,
+    num_collectives,
+    own_addresses,
+    place_of,
+    ports_of_store,
+)
 
 from .._tiers import slow_but
 from . import silent_orders

@@ -22,7 +22,7 @@ from ._plan import Outcome as Outcome
 from ._plan import Plan as Plan
 from ._plan import PlanCosts as PlanCosts
 from ._planner import Planner as Planner
-from ._readings import MOST_STEPS as MOST_STEPS
+from ._report import MOST_STEPS as MOST_STEPS
 from ._report import Report as Report
 from ._report import Work as Work
 from ._sample_costs import UNKNOWN as UNKNOWN

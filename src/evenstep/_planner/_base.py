@@ -21,8 +21,7 @@ from ..policies._base import READING_S
 from ._claim_switch import ClaimSwitch
 from ._learnt import Learnt
 from ._plan import Outcome, Plan
-from ._readings import num_together
-from ._report import Report, lasted_s, timings_of
+from ._report import Report, lasted_s, num_together, timings_of
 from ._whatif import measured
 
 _NEUTRAL = {__name__.partition(".")[0], "builtins", "numpy"}

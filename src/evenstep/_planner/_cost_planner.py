@@ -18,16 +18,15 @@ from ..prediction._affine_filter import AffineFilter
 from ..solve import WorkerCosts
 from ..solve._allocate import allocate
 from ..timemodels import CostEstimator
-from ..timemodels._affine import AffineTime
 from ..timemodels._cost_model import CostModel
+from ..timemodels._curves import AffineTime
 from ..timemodels._memory_model import MemoryModel
 from ._base import AbstractPlanner, held, rejected
 from ._job import Job
 from ._learnt import BY_COST, Learnt
 from ._memory_caps import SizeCaps
 from ._plan import Outcome, Plan, PlanCosts
-from ._readings import Readings
-from ._report import Report, Work, lasted_s
+from ._report import Readings, Report, Work, lasted_s
 from ._sample_costs import SampleCosts
 from ._whatif import SplitCosts, measured
 

@@ -11,7 +11,7 @@ import numpy as np
 from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ..policies import AbstractPolicy
 from ..prediction._affine_filter import AffineFilter
-from ..timemodels._affine import AffineTime
+from ..timemodels._curves import AffineTime
 from ..timemodels._memory_model import MemoryModel
 
 Learnt = dict[str, Any]

@@ -28,8 +28,7 @@ from ._job import Job
 from ._learnt import BY_COST, Learnt, Start, columns
 from ._memory_caps import MemoryCaps
 from ._plan import Outcome, Plan, make_plan
-from ._readings import Reading, Readings
-from ._report import Report, apart, lasted_s, timings_of
+from ._report import Reading, Readings, Report, apart, lasted_s, timings_of
 from ._whatif import SplitCosts, WhatIf, measured
 
 _WEIGHT = 0.1  # of the newest step, in what a sample usually takes

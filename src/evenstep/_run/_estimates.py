@@ -7,11 +7,53 @@ import reprlib
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
+
 from .._planner import AbstractPlanner, Learnt, check_learnt, places
 from .._warning import warn
 from ..events import EstimatesRestored
 from ..exceptions import invalid
-from ._plain_state import decode, encode
+
+
+def encode(state: Any, where: str = "state") -> Any:
+    """Return ``state`` as lists, dicts, numbers, strings and None, or name what does not fit.
+
+    Types count exactly. A named tuple, an enum or a numpy scalar passes for its base class, but
+    reading it back takes its own class, which ``weights_only=True`` does not load.
+    """
+    if state is None or type(state) in (bool, int, float, str):
+        return state
+    if type(state) is tuple:
+        return ["tuple", *(encode(item, f"{where}[{i}]") for i, item in enumerate(state))]
+    if type(state) is dict and all(type(key) is str for key in state):
+        return {key: encode(value, f"{where}[{key!r}]") for key, value in state.items()}
+    if type(state) is np.ndarray and state.dtype.kind in "biuf":
+        return ["array", state.dtype.str, list(state.shape), state.ravel().tolist()]
+    raise invalid(
+        "Decision(state=...)",
+        "hold tuples and dicts (string keys) of arrays, numbers, strings and None only",
+        f"{state!r} at {where}",
+        "Convert it, or derive it anew in `update`.",
+    )
+
+
+def decode(written: Any) -> Any:
+    """Return what ``encode`` was given, in new arrays.
+
+    Raises:
+        ValueError: ``encode`` did not write that.
+    """
+    if written is None or type(written) in (bool, int, float, str):
+        return written
+    match written:
+        case ["tuple", *items]:
+            return tuple(decode(item) for item in items)
+        case ["array", str(dtype), shape, values] if np.dtype(dtype).kind in "biuf":
+            return np.array(values, dtype).reshape(shape)
+        case dict():
+            return {key: decode(value) for key, value in written.items()}
+    raise ValueError(f"{written!r} is no written state")
+
 
 _FORMAT = "evenstep-balancer-2"
 _PACKED = "estimates"

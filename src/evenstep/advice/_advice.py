@@ -11,7 +11,7 @@ from .._types import Cluster, IntArray
 from ..exceptions import invalid
 from ..solve._allocate import allocate, makespan_s
 from ..solve._apportion import apportion
-from ..timemodels._affine import AffineTime
+from ..timemodels._curves import AffineTime
 
 
 @dataclass(frozen=True, slots=True)

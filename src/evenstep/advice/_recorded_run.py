@@ -14,7 +14,7 @@ from .._types import FloatArray, IntArray
 from ..events import StepMeasured
 from ..exceptions import invalid
 from ..prediction._affine_filter import AffineFilter
-from ..timemodels._affine import AffineTime
+from ..timemodels._curves import AffineTime
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from .._types import FloatArray, IntArray
 from .._valid import sizes_of
 from ..exceptions import invalid
 from ._base import BoolArray
-from ._hybrid import Hybrid
+from ._schemes import Hybrid
 
 
 @dataclass(frozen=True, slots=True)

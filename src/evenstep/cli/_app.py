@@ -7,11 +7,9 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ._demo import demo
-from ._doctor_command import doctor
 from ._lab_command import lab
 from ._plan_command import plan
-from ._run_commands import report, top, watch
+from ._run_commands import demo, doctor, report, top, watch
 from ._simulate import simulate
 
 app = typer.Typer(

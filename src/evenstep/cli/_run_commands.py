@@ -1,10 +1,14 @@
-"""The commands on a run: ``evenstep watch``, ``evenstep top`` and ``evenstep report``."""
+"""Commands on a run or before one: ``doctor``, ``demo``, ``watch``, ``top`` and ``report``."""
 
 from __future__ import annotations
 
 import os
+import signal
+import subprocess
+import sys
 from contextlib import suppress
 from datetime import datetime
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
@@ -12,13 +16,152 @@ import typer
 from rich.console import Console
 
 from .. import __version__
+from .._install import install_line
 from .._report import ReportFigures, page, read_figures
 from .._telemetry._event_lines import events_file
 from .._top import FileSource, Source, StreamSource, TopView
 from .._top import watch as follow
 from .._top._run_sources import quit_key
 from .._whole_file import write_whole
-from ._common import check_ends, fail, spare, unread, unwritten, within
+from ..policies import by_name
+from ._common import (
+    check_ends,
+    fail,
+    import_from_here,
+    least,
+    numbers,
+    refused,
+    spare,
+    unread,
+    unwritten,
+    within,
+)
+
+Ranks = Annotated[
+    int | None, typer.Option(help="Ranks to start on this machine (default: one per GPU, or 1).")
+]
+StepName = Annotated[
+    str | None,
+    typer.Option("--step", help="Your own step: MODULE:FUNCTION or FILE.py:FUNCTION."),
+]
+Total = Annotated[
+    int | None,
+    typer.Option(help="Samples per step of all ranks (default: 32 per rank, 512 on GPUs)."),
+]
+Out = Annotated[Path | None, typer.Option(help="File to write, for `evenstep plan --doctor`.")]
+
+
+def doctor(
+    nproc_per_node: Ranks = None,
+    step: StepName = None,
+    global_batch_size: Total = None,
+    out: Out = None,
+    json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
+) -> None:
+    """Say in a minute what is wrong with machines and links, and what plain training wastes.
+
+    It starts the ranks of this machine. On several machines, start it on each as your training:
+    `torchrun --nnodes 2 ... -m evenstep.doctor`, with the same options.
+    """
+    try:
+        from ..doctor._command_line import main, parsed
+    except ModuleNotFoundError as error:
+        fail(f"`evenstep doctor` needs {error.name}: `{install_line('torch')}`.", 1)
+    words = [*(["--step", step] if step is not None else [])]
+    if global_batch_size is not None:
+        words += ["--global-batch-size", str(global_batch_size)]
+    words += ["--out", str(out)] if out is not None else []
+    words += ["--json"] if json else []
+    if "RANK" in os.environ:  # under torchrun already
+        raise typer.Exit(main(words))
+    try:
+        ranks = _ranks(nproc_per_node)
+        within("doctor", "--nproc-per-node", ranks, 1, 1024, "Each is a process; 1 looks at one.")
+        total = ranks if global_batch_size is None else global_batch_size
+        least("doctor", "--global-batch-size", total, ranks, "Every rank computes a sample.")
+        parsed(words)  # torchrun would report an error by its own traceback
+    except ValueError as error:
+        fail(str(error), 2)
+    raise typer.Exit(main(words) if ranks == 1 else _torchrun(ranks, words))
+
+
+def _ranks(given: int | None) -> int:
+    if given is not None:
+        return given
+    import torch
+
+    return max(1, torch.cuda.device_count())
+
+
+def _torchrun(ranks: int, words: list[str]) -> int:
+    """Run it on so many ranks of this machine, and return the exit code."""
+    # localhost: the machine's own name need not resolve, on a laptop say.
+    torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
+    command = [sys.executable, *torchrun, f"--nproc-per-node={ranks}", "-m", "evenstep.doctor"]
+    return subprocess.run([*command, *words], check=False).returncode
+
+
+_NEEDED = ("torch", "matplotlib")
+_MOST_WORKERS = 256
+
+
+def demo(
+    speeds: Annotated[str, typer.Option(help="Emulated speeds, one per worker.")] = "1,1/2,1/3,1/6",
+    policy: Annotated[
+        str,
+        typer.Option(
+            help="The balanced run's policy: a name, or module:Class (also in this folder)."
+        ),
+    ] = "auto",
+    steps: Annotated[
+        int | None,
+        typer.Option(help="Steps of each run (default: as many as fit in about a minute)."),
+    ] = None,
+    out: Annotated[Path, typer.Option(help="Folder for picture, figures and events.")] = Path(
+        "runs/demo"
+    ),
+) -> None:
+    """Train a small GPT with equal shares, then balanced, and show the difference."""
+    missing = [name for name in _NEEDED if find_spec(name) is None]
+    if missing:
+        fail(f"The demo needs {' and '.join(missing)}: `{install_line('demo')}`.", 1)
+
+    from ..demo._run_demo import RUNS, DemoFailed, run_demo
+    from ..demo._worker import DemoJob
+
+    if ":" in policy:
+        import_from_here()
+    try:
+        given = numbers("demo", "--speeds", speeds)
+        if not 2 <= len(given) <= _MOST_WORKERS:
+            rule, remedy = f"name 2 to {_MOST_WORKERS} workers", "Write 1,1/2,1/3 say."
+            raise refused("demo", "--speeds", rule, len(given), remedy)
+        if steps is not None:
+            least("demo", "--steps", steps, 10, "Fewer show nothing.")
+        by_name(policy)
+        _check_out(out, RUNS)
+    except ValueError as error:
+        fail(str(error), 2)
+
+    # `with` ends the workers on the way out.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    try:
+        run_demo(DemoJob(policy, given, steps), out, Console())
+    except DemoFailed as error:
+        fail(str(error), 1)
+    except OSError as error:  # a folder that cannot be written, or a full disk
+        got = f"{error.filename or out} ({error.strerror or error})"
+        remedy = "Give another one: `--out runs/demo`."
+        fail(str(refused("demo", "--out", "be a folder to write in", got, remedy)), 1)
+
+
+def _check_out(out: Path, runs: tuple[str, ...]) -> None:
+    """Refuse a folder in which a run would replace what no demo has made."""
+    for folder in (out / name for name in runs):
+        if os.path.exists(folder) and not os.path.isfile(folder / "job.json"):
+            remedy = "Its runs are written there: give another folder."
+            rule = f"hold no `{folder.name}` of another making"
+            raise refused("demo", "--out", rule, folder, remedy)
 
 
 def watch(

@@ -7,7 +7,7 @@ from typing import Any
 import torch.distributed as dist
 
 from ..exceptions import invalid
-from ..torch._data.compare._sharded import first_indices
+from ..torch._data.compare._stated import first_indices
 
 _GROUPS = (
     "Train without `BalancedMixin`: where a rank generates its own samples, as in TRL's "

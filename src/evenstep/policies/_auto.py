@@ -13,7 +13,7 @@ from .._valid import check_fields
 from ..prediction._affine_filter import AffineFilter
 from ..solve._allocate import allocate, ends_within, makespan_s
 from ..solve._apportion import apportion
-from ..timemodels._affine import AffineTime
+from ..timemodels._curves import AffineTime
 from ._bank import Bank
 from ._base import (
     LEAST_SAVING_S,

@@ -11,7 +11,7 @@ import numpy as np
 from .._types import Cluster, FloatArray, Resources
 from .._valid import check_fields, check_range
 from ..prediction import AbstractPredictor, Ar, Ema, Holt, LocalLevel, Seasonal, WindowMedian
-from ..timemodels._affine import AffineTime
+from ..timemodels._curves import AffineTime
 from ._base import equal_split
 
 _LARGEST_LOSS = 1.0  # a step twice as long as needed: more would only say that it was odd

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from .._types import FloatArray, IntArray
 from .._valid import check_fields
 from ..exceptions import invalid
-from ..timemodels._affine import AffineTime
+from ..timemodels._curves import AffineTime
 
 Mask = NDArray[np.bool_]
 

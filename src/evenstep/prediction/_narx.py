@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from .._types import FloatArray, Resources
 from .._valid import check_fields
 from ._base import AbstractPredictor, positive
-from ._level_predictors import LocalLevel
+from ._classical import LocalLevel
 
 MEAN_MEMORY, SQUARE_MEMORY = 0.9, 0.99
 """Adam's two, per descent. The second is shorter than the usual 0.999: runs begin anew often, and

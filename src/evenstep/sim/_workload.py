@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
 from ..timemodels import AbstractTimeModel
-from ..timemodels._affine import AffineTime
+from ..timemodels._curves import AffineTime
 
 BoolArray = NDArray[np.bool_]
 

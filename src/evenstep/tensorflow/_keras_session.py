@@ -17,9 +17,8 @@ from .._exchange._exchange import Exchange
 from .._exchange._world_check import Facts, difference
 from .._planner import Learnt, Plan, Planner
 from .._run._machine_reader import machine_reader_of
-from .._run._open_channel import open_channel
 from .._run._run_record import RunRecord, RunSettings, lead
-from .._run._runtime import AbstractRuntime
+from .._run._runtime import AbstractRuntime, open_channel
 from ..exceptions import invalid
 from ._source import Row, check_same_samples
 from ._strategy_workers import TENSORFLOW, ServiceRanks, StrategyWorkers, lost_behind

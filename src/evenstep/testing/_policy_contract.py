@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .._run._plain_state import decode, encode
+from .._run._estimates import decode, encode
 from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
 from ..policies import AbstractPolicy
 from ..policies._base import check_decision

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from .._run._plain_state import decode, encode
+from .._run._estimates import decode, encode
 from .._types import FloatArray, Resources
 from ..prediction import AbstractPredictor
 

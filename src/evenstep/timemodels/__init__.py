@@ -1,11 +1,8 @@
 """What a batch costs a worker: seconds and memory against samples."""
 
-from ._base import AbstractTimeModel, bisect_batch
+from ._base import AbstractTimeModel, Profile, bisect_batch
 from ._cost_model import CostEstimator
-from ._cubic import CubicTime
-from ._piecewise import PiecewiseTime
-from ._profile import Profile
-from ._table import TableTime
+from ._curves import CubicTime, PiecewiseTime, TableTime
 
 __all__ = [
     "AbstractTimeModel",

@@ -18,7 +18,7 @@ import numpy as np
 
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
-from ._profile import Profile
+from ._base import Profile
 
 LEAST_RISE: Final = 1e-3
 """Share of a typical time by which every fitted curve rises at the least, up to the last size."""

@@ -18,9 +18,9 @@ from ._checkpoint._checkpoint import Checkpoint as Checkpoint
 from ._checkpoint._drain import Drain as Drain
 from ._data.loaders._balanced import BalancedLoader as BalancedLoader
 from ._data.order._drawing import DrawnIndices as DrawnIndices
-from ._memory_reader import CudaMemory as CudaMemory
-from ._memory_reader import MemoryReader as MemoryReader
 from ._model._check_loss import check_loss as check_loss
+from ._options import CudaMemory as CudaMemory
+from ._options import MemoryReader as MemoryReader
 from ._options import Runtime as Runtime
 
 if _TYPE_CHECKING:

@@ -19,7 +19,7 @@ from .._run._runtime import checked_policy, checked_reduction
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from . import _arguments as arguments
-from ._data.compare._padding import read_cost
+from ._data.compare._content import read_cost
 from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._eval import EvalLoader, Lockstep
 from ._data.loaders._server import ServerEval

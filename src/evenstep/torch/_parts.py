@@ -22,15 +22,15 @@ from ._checks._script_checks import Checks
 from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
 from ._data._protocols import Collectives, LoaderSession
 from ._data._step import StepCount
-from ._data.compare._padding import read_cost
+from ._data.compare._content import read_cost
 from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._base import AbstractStepLoader, StepContext
 from ._data.loaders._server import ServerLoader
 from ._data.loaders._stream import StreamLoader
 from ._data.order._samplers import draws_at_random
 from ._exchange._crew import Crew
-from ._exchange._roll_call import roll_call
 from ._exchange._side_group import Alone, SideGroup
+from ._exchange._startup import roll_call
 from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wrapped_model
 from ._memory._layout import layout_by
 from ._memory._retries import Retries

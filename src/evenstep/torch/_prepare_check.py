@@ -25,8 +25,14 @@ from .._planner import in_words
 from .._private_torch import original_of
 from ._data._protocols import Collectives
 from ._data.compare._content import compare_content
-from ._data.compare._sharded import check_whole, compare_orders, shard_of
-from ._data.compare._stated import REMEDIES, loader_facts, read_facts
+from ._data.compare._stated import (
+    REMEDIES,
+    check_whole,
+    compare_orders,
+    loader_facts,
+    read_facts,
+    shard_of,
+)
 from ._model._compiled import ddp_of
 from ._model._fsdp import fsdp_layers
 from ._options import Runtime

@@ -9,7 +9,7 @@ import torch.distributed as dist
 
 from .._exchange._channel import StarChannel
 from .._exchange._progress import COMPILING_TIMES
-from .._run._open_channel import open_channel
+from .._run._runtime import open_channel
 from ..exceptions import invalid
 from ._exchange._crew import ROLE, Crew
 from ._exchange._startup import WorkerFacts, addresses_of, gather_facts

@@ -12,8 +12,8 @@ from .._diagnosis import Phase
 from .._types import Cluster, FloatArray
 from ..exceptions import invalid
 from ..solve._allocate import allocate
-from ..timemodels._affine import AffineTime
 from ..timemodels._cost_model import CostModel, fit_costs
+from ..timemodels._curves import AffineTime
 
 OWN_S: Final = 0.0004
 """Of the training thread, for each step with a Balancer."""

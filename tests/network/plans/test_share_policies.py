@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import network
-from evenstep._run._plain_state import decode, encode
+from evenstep._run._estimates import decode, encode
 from evenstep.network import (
     Aggregation,
     EqualShares,

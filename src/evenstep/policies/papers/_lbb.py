@@ -12,7 +12,7 @@ from ..._valid import check_fields
 from ...exceptions import invalid
 from ...solve._allocate import allocate
 from ...timemodels import CubicTime
-from ...timemodels._affine import AffineTime
+from ...timemodels._curves import AffineTime
 from .._base import AbstractPolicy, equal_split
 from ._moves import find_pair, moved, overshoots, see, spread
 

@@ -30,11 +30,10 @@ from ..._warning import OneWarning, warn
 from ...exceptions import invalid
 from .._data._step import StepCount
 from .._model._compiled import Untraced
-from .._model._models import BalancedModel, PreparedModels
-from .._model._nested import NestedBackwards
+from .._model._models import BalancedModel, NestedBackwards, PreparedModels
 from .._model._weighting import Backward
 from .._step._conductor import StepConductor
-from .._step._looks import Looks
+from .._step._marks import Looks
 
 _HOLDERS = (torch.Tensor, list, tuple, dict)
 _GRAD_FN = attrgetter("grad_fn")

@@ -1,8 +1,15 @@
-"""Where a thread is, and which collectives it has come to: who waits for whom."""
+"""Where a thread is, which collectives it has come to, and how it comes out of one."""
 
 from __future__ import annotations
 
+import gc
+import os
+import socket
+import sys
+from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import torch.distributed as dist
 
@@ -17,7 +24,63 @@ from ..._exchange._threads import (
     line_of_user,
 )
 from ..._exchange._world_check import listed
-from ..._private_torch import backends_of, process_groups
+from ..._host import connections
+from ..._private_torch import backends_of, default_store, process_groups
+
+
+def own_addresses() -> list[str]:
+    """Return the addresses at which this process is connected: ranks reach each other by them."""
+    return sorted({connection.here for connection in connections()})
+
+
+def break_off(addresses: Collection[str], *, spared_ports: Collection[int]) -> int:
+    """Shut down the connections to other ranks that no socket object of Python's stands for.
+
+    Gloo waits half an hour for a peer that was stopped, and its ``abort()`` wakes no thread. This
+    does, at once, wherever the thread is: inside an all-reduce, a barrier of the user's, a backward
+    hook. The collective raises, and the script continues to its own ``finally``.
+
+    Nothing in torch says which connections are gloo's, so they are found by where they lead. A
+    connection of the user's own that leads there too would be broken off as well; that is done only
+    to end a run in which a rank was lost. Ray's connections are of that kind, and carry what its
+    workers raise: inside of Ray nothing is broken off.
+
+    Args:
+        addresses: of all ranks.
+        spared_ports: connections from or to these stay, such as the store's.
+
+    Returns:
+        How many there were.
+    """
+    if "ray" in sys.modules:
+        return 0
+    spared, known = frozenset(spared_ports), _descriptors_of_python()
+    count = 0
+    for one in connections():
+        if one.there in addresses and one.descriptor not in known and spared.isdisjoint(one.ports):
+            with suppress(OSError), socket.socket(fileno=os.dup(one.descriptor)) as again:
+                again.shutdown(socket.SHUT_RDWR)
+                count += 1
+    return count
+
+
+def ports_of_store() -> set[int]:
+    """Return the ports of the store by which the process group was made, as far as known."""
+    ports = {int(port)} if (port := os.environ.get("MASTER_PORT", "")).isdigit() else set()
+    store: Any = default_store() if dist.is_initialized() else None
+    while store is not None and not hasattr(store, "port"):
+        store = getattr(store, "underlying_store", None)  # behind prefixes
+    return ports if store is None else ports | {int(store.port)}
+
+
+def _descriptors_of_python() -> set[int]:
+    found = set()
+    for one in gc.get_objects():
+        if issubclass(type(one), socket.socket):  # `isinstance` would ask objects for their class
+            with suppress(OSError):
+                found.add(one.fileno())
+    return found
+
 
 _COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
 _ANYBODYS = "torch/distributed/distributed_c10d.py"

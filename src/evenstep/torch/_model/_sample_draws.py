@@ -21,7 +21,7 @@ from torch.overrides import TorchFunctionMode
 from ..._nested_tensors import tensors_in
 from ..._types import IntArray
 from ...exceptions import invalid
-from .._data.deal._sample_keys import FACTORS, drawn_rows, mixed
+from .._data.fetch._sources import FACTORS, drawn_rows, mixed
 from .._step._tickets import Match, copied
 from .._step._uses import ForwardUse
 from ._compiled import Untraced

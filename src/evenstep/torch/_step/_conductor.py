@@ -22,8 +22,7 @@ from .._data._protocols import MicroBatch, StepStart
 from .._exchange._side_group import PeerGroup
 from ._batch_checks import BlindWatch
 from ._compile_watch import CompileWatch
-from ._looks import Looks
-from ._marks import MOST_NOTES, Recorder
+from ._marks import MOST_NOTES, Looks, Recorder
 from ._output_looks import OutputWatch
 from ._reporter import Measure, Reporter
 from ._tickets import Match, Ticket, Tickets

@@ -13,7 +13,7 @@ from ..._exchange._message_kinds import Message, Reduced, StepReports, TimesRepo
 from ..._planner import Report, blaming
 from ..._run._machine_reader import MachineReader, read_by
 from ..._run._step_under_way import StepUnderWay
-from .._memory_reader import MemoryReader
+from .._options import MemoryReader
 from ._compile_watch import CompileWatch
 from ._marks import MOST_NOTES, Recorder
 from ._meter import PendingTime

@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.exceptions import WorkerLostError
-from evenstep.network._torch._reduction import shard_gradients
+from evenstep.network._torch._hook import shard_gradients
 from evenstep.network._torch._transport import AbstractTransport, GlooTransport, PeerFailed, Pending
 
 from .runs import Net, open_reducer, randoms, split_of

@@ -1,0 +1,436 @@
+"""Step times against the batch: a table, stairs, a straight line, a cubic."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Final, Self, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from .._types import FloatArray, IntArray
+from ..exceptions import invalid
+from ._base import AbstractTimeModel, Profile, alike, bisect_batch, costs, counts
+from ._least_squares import (
+    LEAST_RISE,
+    FittedLines,
+    Points,
+    first_best,
+    free,
+    lines_through,
+    nonnegative,
+    points_of,
+)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class TableTime(AbstractTimeModel):
+    """Step times read from a table: any curve, as long as it never falls.
+
+    $t_r(b)$ is the entry in row $r$ and column $b$.
+
+    Right for staircases, saturation and whatever else a profile shows. Wrong where the profile
+    is noisy: it must not fall, so smooth it first (``np.maximum.accumulate`` along a row). It
+    knows nothing past its last column, and says so rather than guess.
+
+    Args:
+        seconds_table: seconds of every worker at every size from 0, finite, ``(world_size, n+1)``.
+            Nondecreasing along each row, and 0 in the first column.
+
+    Raises:
+        ValueError: the table has another shape, is not finite, starts elsewhere or falls; a batch
+            size past its last column is asked for.
+    """
+
+    seconds_table: FloatArray
+
+    def __post_init__(self) -> None:
+        table = np.array(self.seconds_table, np.float64)
+        table.flags.writeable = False
+        _check_table(table)
+        object.__setattr__(self, "seconds_table", table)  # past the frozen guard: our own array
+
+    @property
+    def world_size(self) -> int:
+        return len(self.seconds_table)
+
+    def seconds(self, batch_size: IntArray) -> FloatArray:
+        last = self.seconds_table.shape[1] - 1
+        if (batch_size > last).any():
+            raise invalid(
+                "TableTime(seconds_table=...)",
+                f"reach to size {int(batch_size.max())}, which was asked for",
+                f"a last size of {last}",
+                "Measure further, or set the cluster's `max_batch_size`.",
+            )
+        found: FloatArray = self.seconds_table[np.arange(self.world_size), batch_size]
+        return found
+
+    def largest_batch(self, budget_s: float, most: IntArray) -> IntArray:
+        return bisect_batch(self.seconds, budget_s, most=most)
+
+
+def _check_table(table: FloatArray) -> None:
+    name = "TableTime(seconds_table=...)"
+    if table.ndim != 2 or not table.size:
+        shape = "(world_size, sizes), one column per size from 0"
+        raise invalid(name, f"have shape {shape}", table.shape, "Give one row per worker.")
+    if not np.isfinite(table).all():
+        rank = int(np.argmin(np.isfinite(table).all(axis=1)))
+        remedy = "Leave out what does not fit, and cap it with `max_batch_size`."
+        raise invalid(name, "be finite on every rank", f"{table[rank]} on rank {rank}", remedy)
+    if (table[:, 0] != 0).any():
+        rank = int(np.argmax(table[:, 0] != 0))
+        remedy = "Put 0 there: a worker without samples costs nothing."
+        raise invalid(name, "be 0 in the first column", f"{table[rank, 0]} on rank {rank}", remedy)
+    falls = np.diff(table, axis=1) < 0
+    if falls.any():
+        rank, size = (int(index) for index in np.argwhere(falls)[0])
+        got = f"{table[rank, size]} s at {size} and {table[rank, size + 1]} s at {size + 1}"
+        remedy = "Smooth it: `np.maximum.accumulate(table, axis=1)`."
+        raise invalid(name, "never fall along a row", f"{got} on rank {rank}", remedy)
+
+
+NUM_CANDIDATES: Final = 256
+"""Knees tried at once, each by a fit of its own."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class PiecewiseTime(AbstractTimeModel):
+    r"""Step times of a GPU: the same for any batch that does not fill it, then rising.
+
+    $t_r(b) = f_r + c_r \lceil \max(b - s_r, 0) / w_r \rceil$ for $b \ge 1$, and $t_r(0) = 0$.
+
+    Right if parallel lanes idle until the batch fills them; with tiles, if a kernel computes only
+    whole tiles, or a compiled graph pads its sizes. Real devices have a gentle bend where this has
+    a corner. Layers with different tiles add up to something close to a straight line. With
+    $s = 0$ this is a staircase, and with $w = 1$ in addition an ``AffineTime``, as for a CPU. So
+    workers of all these kinds fit into one model. Sizes between two stairs cost as much as the next
+    stair. ``allocate`` takes this into account, and a `granularity` of $w$ in the cluster keeps all
+    workers at whole tiles. The model knows nothing of memory: use the cluster's `max_batch_size`.
+
+    Args:
+        flat_s: seconds $f$ of any batch up to saturation, finite and at least 0, ``(world_size,)``.
+        saturation: samples $s$ that fill the device, integers of at least 0, ``(world_size,)``.
+            At 0, $f$ is the fixed cost of a step.
+        slope_s: cost $c$ in seconds of one tile past saturation, finite and at least 0,
+            ``(world_size,)``. At 0 every batch takes as long as one sample.
+        tile: samples $w$ in a tile, integers of at least 1, ``(world_size,)``; None is 1
+            everywhere, so that $c$ is the cost of one sample.
+
+    Raises:
+        ValueError: an argument has no or another shape, is out of range or is not finite.
+
+    References:
+        arXiv 1806.02508 (LB-BSP), the curve of GPUs: flat to saturation, then linear. Tiles are
+        ours; NVIDIA's *Matrix Multiplication Background User's Guide* explains the effect under
+        "tile quantization".
+    """
+
+    flat_s: FloatArray
+    saturation: IntArray
+    slope_s: FloatArray
+    tile: IntArray | None = None
+    _tile: IntArray = field(init=False, repr=False)
+    _past: AffineTime = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        flat = costs("PiecewiseTime(flat_s=...)", self.flat_s)
+        saturation = counts("PiecewiseTime(saturation=...)", self.saturation, least=0)
+        slope = costs("PiecewiseTime(slope_s=...)", self.slope_s)
+        given = np.ones(len(flat), np.int64) if self.tile is None else self.tile
+        tile = counts("PiecewiseTime(tile=...)", given, least=1)
+        alike("PiecewiseTime(saturation=...)", saturation, other="flat_s", like=flat)
+        alike("PiecewiseTime(slope_s=...)", slope, other="flat_s", like=flat)
+        alike("PiecewiseTime(tile=...)", tile, other="flat_s", like=flat)
+        # Past the frozen guard: the fields as arrays of our own.
+        object.__setattr__(self, "flat_s", flat)
+        object.__setattr__(self, "saturation", saturation)
+        object.__setattr__(self, "slope_s", slope)
+        object.__setattr__(self, "tile", tile)
+        object.__setattr__(self, "_tile", tile)
+        object.__setattr__(self, "_past", AffineTime(flat, slope))
+
+    @classmethod
+    def fitted(cls, profiles: Sequence[Profile]) -> Self:
+        """Return LB-BSP's curve of GPUs, flat and then a line, for every worker.
+
+        Right with two sizes or more on either side of the knee. With one, the knee may stand
+        anywhere between it and the next.
+
+        Args:
+            profiles: what was measured on each worker.
+
+        Raises:
+            ValueError: a profile has fewer than three different sizes.
+        """
+        points = points_of(profiles, least=3, where="PiecewiseTime.fitted(profiles=...)")
+        flat_s, saturation, slope_s = zip(*map(_fit_pieces, points), strict=True)
+        return cls(np.array(flat_s), np.array(saturation), np.array(slope_s))
+
+    @property
+    def world_size(self) -> int:
+        return len(self.flat_s)
+
+    def seconds(self, batch_size: IntArray) -> FloatArray:
+        times: FloatArray = (self.flat_s + self.slope_s * self._tiles(batch_size)) * (
+            batch_size > 0
+        )
+        return times
+
+    def largest_batch(self, budget_s: float, most: IntArray) -> IntArray:
+        # Past saturation this is an affine model of the tiles past it, bit for bit.
+        past = self._past.largest_batch(budget_s, self._tiles(most)) * self._tile
+        return np.where(self.flat_s <= budget_s, np.minimum(self.saturation + past, most), 0)
+
+    def _tiles(self, batch_size: IntArray) -> IntArray:
+        """Return the tiles past saturation, the last perhaps in part."""
+        tiles: IntArray = -(-np.maximum(batch_size - self.saturation, 0) // self._tile)
+        return tiles
+
+
+def _fit_pieces(points: Points) -> tuple[float, int, float]:
+    """Return the flat seconds, the saturation and the slope of one worker's curve.
+
+    The knee errs least of 256 between 0 and the last size but one, sought once more between its
+    neighbours. A line that starts at 0 wins ties.
+    """
+    last = int(points.sizes[-2])
+    spread = np.geomspace(1, last, NUM_CANDIDATES).round().astype(np.int64)
+    knees = np.unique(np.concatenate([[0], spread, points.sizes[:-1]]))
+    best = first_best(_past(knees, points).loss)
+    low, high = knees[max(best - 1, 0)], knees[min(best + 1, len(knees) - 1)]
+    between = np.linspace(low, high, NUM_CANDIDATES).round().astype(np.int64)
+    knees = np.unique(np.concatenate([between, knees[best : best + 1]]))
+    lines = _past(knees, points)
+    best = first_best(lines.loss)
+    return float(lines.intercept[best]), int(knees[best]), float(lines.slope[best])
+
+
+def _past(knees: IntArray, points: Points) -> FittedLines:
+    """Return the best lines through the samples past each knee."""
+    past = np.maximum(points.sizes - knees[:, None], 0).astype(np.float64)
+    return lines_through(past, points.seconds)
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class AffineTime(AbstractTimeModel):
+    r"""Step times that grow in a straight line with the batch.
+
+    $t_r(b) = a_r + c_r b$ for $b \ge 1$, and $t_r(0) = 0$. A worker without samples has no fixed
+    cost either, so an expensive worker can be left out if its smallest batch is 0.
+
+    Right for a CPU, and for a GPU past saturation. Wrong below saturation, where a GPU takes
+    about the same time for any batch (``PiecewiseTime``), and where kernels come in tiles
+    (the same, with a ``tile``); ``TableTime`` holds any curve.
+
+    Args:
+        intercept_s: fixed cost $a$ of a step in seconds, finite and at least 0,
+            ``(world_size,)``.
+        slope_s: cost $c$ of one sample in seconds, finite and at least 0, ``(world_size,)``.
+            At 0 every batch takes as long as one sample.
+
+    Raises:
+        ValueError: an argument has no or another shape, is negative or is not finite.
+
+    References:
+        arXiv 1806.02508 (LB-BSP), the linear part of its GPU curve.
+    """
+
+    intercept_s: FloatArray
+    slope_s: FloatArray
+    _divisor: FloatArray = field(init=False, repr=False)
+    _flat: NDArray[np.bool_] | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        intercept = costs("AffineTime(intercept_s=...)", self.intercept_s)
+        slope = costs("AffineTime(slope_s=...)", self.slope_s)
+        alike("AffineTime(slope_s=...)", slope, other="intercept_s", like=intercept)
+        flat = slope == 0
+        # Past the frozen guard: the fields as arrays of our own, and what `largest_batch` divides
+        # by, worked out once because the solver calls it many times.
+        object.__setattr__(self, "intercept_s", intercept)
+        object.__setattr__(self, "slope_s", slope)
+        object.__setattr__(self, "_divisor", np.where(flat, 1.0, slope))
+        object.__setattr__(self, "_flat", flat if flat.any() else None)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.slope_s)
+
+    def seconds(self, batch_size: IntArray) -> FloatArray:
+        line: FloatArray = (self.intercept_s + self.slope_s * batch_size) * (batch_size > 0)
+        return line
+
+    def largest_batch(self, budget_s: float, most: IntArray) -> IntArray:
+        with np.errstate(over="ignore"):
+            exact = (budget_s - self.intercept_s) / self._divisor
+        if self._flat is not None:
+            exact = np.where(self._flat & (self.intercept_s <= budget_s), most, exact)
+        # The nudge: a budget that is the time of b samples shall give b, not b - 1.
+        batch: IntArray = np.minimum(np.maximum(exact * (1 + 2**-51), 0), most).astype(np.int64)
+
+        for _ in range(2):
+            more = (batch < most) & (self.seconds(batch + 1) <= budget_s)
+            less = (batch > 0) & (self.seconds(batch) > budget_s)
+            if not (more | less).any():
+                return batch
+            batch = batch + more - less
+        # A slope below the resolution of its intercept: whole runs of sizes take equal times.
+        return bisect_batch(self.seconds, budget_s, most=most)
+
+
+MOST: Final = 2**20
+"""Largest `most` of a ``CubicTime``, which tabulates every size up to it."""
+
+
+@final
+@dataclass(frozen=True, slots=True, eq=False)
+class CubicTime(AbstractTimeModel):
+    r"""Step times on LBB's cubic, held up where it falls and straight past the profile.
+
+    With $p_r(b) = p_{3r} b^3 + p_{2r} b^2 + p_{1r} b + p_{0r}$ and $m$ the largest size of the
+    profile,
+
+    $$t_r(b) = \max(0, \max_{1 \le j \le b} p_r(j)), \quad 1 \le b \le m_r,$$
+
+    $t_r(0) = 0$, and $t_r(b) = t_r(m_r) + d_r (b - m_r)$ past $m_r$. The slope $d_r$ is the
+    steeper of the last step, $t_r(m_r) - t_r(m_r - 1)$, and the average, $t_r(m_r) / m_r$.
+
+    Right between the sizes of a profile, for curves that bend once or twice. A cubic through noisy
+    points may dip. The running maximum stays level there, so a worker looks slower than the cubic
+    and never faster. (``fitted`` makes no cubic that dips.) Wrong past $m$, where a
+    cubic explodes or falls: the straight line there is a guess on the slow side. Wrong for stairs.
+
+    It tabulates $m_r + 1$ sizes per worker, 8 bytes each.
+
+    Args:
+        coefficients: $p_3, p_2, p_1, p_0$ in seconds per power of a sample, finite,
+            ``(world_size, 4)``.
+        most: largest size $m$ of the profile, integers in [1, 2**20],
+            ``(world_size,)``.
+
+    Raises:
+        ValueError: an argument has another shape, is out of range or is not finite; a cubic is
+            not positive anywhere on 1..most, or overflows there.
+
+    References:
+        Yao et al., *LBB*, J. Supercomputing 80:12247, 2024: the profile's curve (from the
+        preprint). Running maximum and straight continuation are ours.
+    """
+
+    coefficients: FloatArray
+    most: IntArray
+    _table: FloatArray = field(init=False, repr=False)
+    _slope_past: FloatArray = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        coefficients = _coefficients(self.coefficients)
+        most = counts("CubicTime(most=...)", self.most, least=1, most=MOST)
+        alike("CubicTime(most=...)", most, other="coefficients[:, 0]", like=coefficients[:, 0])
+        table, ranks = _table(coefficients, most), np.arange(len(most))
+        last_s = table[ranks, most]
+        _check(last_s)
+        slope = np.maximum(last_s - table[ranks, most - 1], last_s / most)
+        # Past the frozen guard: the fields as arrays of our own, and what they amount to.
+        object.__setattr__(self, "coefficients", coefficients)
+        object.__setattr__(self, "most", most)
+        object.__setattr__(self, "_table", table)
+        object.__setattr__(self, "_slope_past", slope)
+
+    @classmethod
+    def fitted(cls, profiles: Sequence[Profile]) -> Self:
+        """Return LBB's cubic of every worker, in a form that never falls.
+
+        Right for curves that bend gently, from sizes that cover the range. Wrong for corners and
+        stairs, and of no use past the largest size, the model's ``most``.
+
+        Args:
+            profiles: what was measured on each worker.
+
+        Raises:
+            ValueError: a profile has fewer than four different sizes, or one past 2**20.
+        """
+        points = points_of(profiles, least=4, where="CubicTime.fitted(profiles=...)")
+        most = np.array([each.sizes[-1] for each in points])
+        return cls(np.array([_fit(each) for each in points]), most)
+
+    @property
+    def world_size(self) -> int:
+        return len(self.most)
+
+    def seconds(self, batch_size: IntArray) -> FloatArray:
+        within = np.minimum(batch_size, self.most)
+        known = self._table[np.arange(self.world_size), within]
+        times: FloatArray = known + self._slope_past * (batch_size - within)
+        return times
+
+    def largest_batch(self, budget_s: float, most: IntArray) -> IntArray:
+        return bisect_batch(self.seconds, budget_s, most=most)
+
+
+def _coefficients(value: FloatArray) -> FloatArray:
+    name, answer = "CubicTime(coefficients=...)", np.array(value, np.float64)
+    answer.flags.writeable = False
+    if answer.ndim != 2 or answer.shape[1] != 4 or not len(answer):
+        remedy = "Give p3, p2, p1 and p0 of every worker; 0 for what a shorter fit lacks."
+        raise invalid(name, "have shape (world_size, 4)", answer.shape, remedy)
+    finite = np.isfinite(answer).all(axis=1)
+    if not finite.all():
+        rank = int(np.argmin(finite))
+        got, remedy = f"{answer[rank]} on rank {rank}", "Leave out what was not measured."
+        raise invalid(name, "be finite on every rank", got, remedy)
+    return answer
+
+
+def _table(coefficients: FloatArray, most: IntArray) -> FloatArray:
+    """Return the seconds of every size up to the largest ``most`` of all workers."""
+    sizes = np.arange(int(most.max()) + 1, dtype=np.float64)
+    third, second, first, constant = coefficients.T[:, :, None]
+    with np.errstate(over="ignore", invalid="ignore"):
+        table: FloatArray = ((third * sizes + second) * sizes + first) * sizes + constant
+    table[:, 0] = 0
+    # Its rounding errors too: a cubic that rises may fall by a last bit as floats.
+    np.maximum.accumulate(table, axis=1, out=table)
+    table.flags.writeable = False
+    return table
+
+
+def _check(last_s: FloatArray) -> None:
+    valid = np.isfinite(last_s) & (last_s > 0)
+    if not valid.all():
+        rank = int(np.argmin(valid))
+        raise invalid(
+            "CubicTime(coefficients=...)",
+            "give a finite, positive time somewhere on 1..most, on every rank",
+            f"{last_s[rank]} s for the largest on rank {rank}",
+            "Give p3, p2, p1, p0 in this order, in seconds.",
+        )
+
+
+def _fit(points: Points) -> tuple[float, float, float, float]:
+    r"""Return the coefficients of one worker's cubic, the highest power first.
+
+    With $u = b / m$, $m$ the largest size measured, it is a constant plus
+    $\int_0^u \beta_0 (1-v)^2 + 2 \beta_1 v (1-v) + \beta_2 v^2 \, dv$. The least-squares cubic is
+    taken where it starts at 0 or above and rises all the way: $\beta_0, \beta_2 > 0$ and
+    $\beta_1 \ge -\sqrt{\beta_0 \beta_2}$. Elsewhere, the best one without a negative coefficient,
+    which rises too.
+    """
+    largest = int(points.sizes[-1])
+    u = points.sizes / largest
+    unit = float(np.median(points.seconds))
+    shapes = np.stack([np.ones_like(u), u - u**2 + u**3 / 3, u**2 - 2 * u**3 / 3, u**3 / 3], axis=1)
+    y = points.seconds / unit
+    found = free(shapes, y)
+    constant, first, middle, last = (float(each) * unit for each in found)
+    if min(constant, first, last) <= 0 or middle < -np.sqrt(first * last):
+        least = np.array([0, LEAST_RISE, LEAST_RISE, LEAST_RISE])
+        found = np.maximum(nonnegative(shapes, y), least)
+        constant, first, middle, last = (float(each) * unit for each in found)
+    third, second = (first - 2 * middle + last) / 3, middle - first
+    return third / largest**3, second / largest**2, first / largest, constant
