@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks._common import Row, main
 from benchmarks.regret import NAMES
 from evenstep import sim
-from evenstep._render._words import number, percent
+from evenstep._render import number, percent
 from evenstep.policies._by_name import without_settings
 
 WORLD_SIZE, GLOBAL_BATCH_SIZE, NUM_STEPS, NUM_SEEDS = 8, 512, 600, 4

@@ -7,7 +7,7 @@ import sys
 import pytest
 from typer.testing import CliRunner
 
-from evenstep.cli._lab_command import _hosts, _in_words
+from evenstep.cli._run_commands import _hosts, _in_words
 from evenstep.lab import Host, Lab, LabUnavailable
 
 from . import app

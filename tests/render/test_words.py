@@ -2,7 +2,7 @@
 
 import pytest
 
-from evenstep._render._words import clock, counted, number, percent, ratio, seconds, sizes
+from evenstep._render import clock, counted, number, percent, ratio, seconds, sizes
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from evenstep import Cluster, sim
 from evenstep._planner import Bounds, Job, Planner, Report
 from evenstep.claims import Bsp, Factoring, Hybrid
 from evenstep.policies import Auto, Fixed
-from evenstep.sim._rounds import as_planned, filled, in_turns
+from evenstep.sim._run import as_planned, filled, in_turns
 
 from .._tiers import slow_but
 

@@ -8,7 +8,7 @@ from scipy.optimize import lsq_linear, nnls
 
 from evenstep import AffineTime, Cluster, allocate
 from evenstep.timemodels import CubicTime, PiecewiseTime, Profile, TableTime, bisect_batch
-from evenstep.timemodels._least_squares import LEAST_RISE, Points, lines_through, nonnegative
+from evenstep.timemodels._curves import LEAST_RISE, Points, lines_through, nonnegative
 from tests.timemodels.measured import DENSE, DOUBLING, curve, fit, of_one, profile
 
 KINDS = {PiecewiseTime: 3, CubicTime: 4}  # and their parameters

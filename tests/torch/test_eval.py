@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer
-from evenstep.torch._data.deal._evaluation import forwards, forwards_of_steps, spread
+from evenstep.torch._data.deal._plans import forwards, forwards_of_steps, spread
 
 from .eval_runs import QUIET, fetched_apart, inside, lockstep, means, numbered, shares
 from .loader_fakes import Items, flat

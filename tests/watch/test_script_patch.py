@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from evenstep.watch._script_patch import patched
+from evenstep.watch._advice_text import patched
 
 from .._aborts import run
 from .._ranks import printed

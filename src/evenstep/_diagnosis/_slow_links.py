@@ -9,7 +9,7 @@ from typing import NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._render._words import number, percent
+from .._render import number, percent
 from .._types import FloatArray, IntArray
 from ._account import HostClues
 

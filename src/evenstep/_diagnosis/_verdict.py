@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from .._render._words import counted, number, percent, seconds
+from .._render import counted, number, percent, seconds
 from .._types import FloatArray
 from ._account import Cause, Diagnosis, FoundCause, HostRates
 from ._course import Levels, Shape, more_than_others, shape_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from .._render._words import counted, number, paragraph, percent, printable, seconds, text_table
+from .._render import counted, number, paragraph, percent, printable, seconds, text_table
 from ..advice import advise
 from ._checkup_facts import Checkup, FoundAilment, RankFacts
 from ._judge import between_hosts, run_times, spread_of, usable

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from .._render._words import number, percent, seconds
+from .._render import number, percent, seconds
 from ..advice import advise
 from ..advice._recorded_run import RunTimes
 from ..exceptions import invalid

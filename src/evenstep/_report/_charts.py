@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from .._render._words import counted, number, percent, seconds
+from .._render import counted, number, percent, seconds
 from .._types import FloatArray
 from ._chart_data import Spec, areas, chart, every, heat, highest, lines, lowest, table, wider
 from ._run_figures import PARTS, LinkFigures, ReportFigures

@@ -10,7 +10,7 @@ from string import Template
 
 import numpy as np
 
-from .._render._words import counted, number, percent, seconds, sizes
+from .._render import counted, number, percent, seconds, sizes
 from ._chart_data import as_script, folded, highest, key_figures, table, text
 from ._charts import (
     MOST_ROWS,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .._render._words import number, percent, seconds
+from .._render import number, percent, seconds
 from ._run_figures import PARTS, KnownCause, ReportFigures
 
 LABELS = {

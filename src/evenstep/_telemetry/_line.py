@@ -9,7 +9,7 @@ from itertools import pairwise
 from statistics import fmean
 from typing import TextIO
 
-from .._render._words import percent
+from .._render import percent
 from ..events import (
     BalancingStopped,
     ClaimsSwitched,

@@ -9,7 +9,7 @@ from typing import final
 from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
-from .._render._words import clock, counted, number, percent, printable, seconds
+from .._render import clock, counted, number, percent, printable, seconds
 from .._telemetry._line import spent
 from ..events import Rebalanced, WaitingDiagnosed
 from ._live_run import LiveRun, RankFigures

@@ -9,7 +9,7 @@ __all__ = ["main"]
 
 def main() -> None:
     """Run the command line; an extra that is missing ends it with the remedy."""
-    from .._render._words import spare_strictness
+    from .._render import spare_strictness
 
     try:
         from ._app import app

@@ -7,9 +7,8 @@ from typing import Annotated
 import typer
 
 from .. import __version__
-from ._lab_command import lab
 from ._plan_command import plan
-from ._run_commands import demo, doctor, report, top, watch
+from ._run_commands import demo, doctor, lab, report, top, watch
 from ._simulate import simulate
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ from typing import NoReturn, TypeVar
 
 import typer
 
-from .._render._words import paragraph, terminal_width
+from .._render import paragraph, terminal_width
 from ..exceptions import invalid
 
 Number = TypeVar("Number", int, float)

@@ -14,7 +14,7 @@ import typer
 
 from .. import AffineTime
 from .._doctor import Checkup, host_mbit, read_checkup, run_times
-from .._render._words import printable, terminal_width
+from .._render import printable, terminal_width
 from .._types import IntArray
 from ..advice import advise, read_run
 from ..advice._advice import Advice

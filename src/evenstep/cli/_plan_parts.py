@@ -13,7 +13,7 @@ import numpy as np
 import typer
 
 from .. import sim
-from .._render._words import number, paragraph, percent, seconds, text_table
+from .._render import number, paragraph, percent, seconds, text_table
 from .._types import Cluster, FloatArray
 from ..network import Aggregation, Links, optimal_shares
 from ..network._plans._optimum import equal_shares

@@ -9,7 +9,7 @@ from itertools import compress
 from typing import Any
 
 from .. import AffineTime
-from .._render._words import number, paragraph, percent, printable, seconds, text_table
+from .._render import number, paragraph, percent, printable, seconds, text_table
 from .._types import IntArray
 from ..advice._advice import Advice, PlannedSplit
 from ..advice._recorded_run import RunTimes

@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.progress import track
 
 from .. import __version__, sim
-from .._render._words import number, paragraph, percent, terminal_width, text_table
+from .._render import number, paragraph, percent, terminal_width, text_table
 from .._types import FloatArray
 from ..exceptions import invalid
 from ..policies import by_name

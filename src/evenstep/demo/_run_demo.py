@@ -15,7 +15,7 @@ from statistics import median
 
 from rich.console import Console
 
-from .._render._words import ratio, seconds, sizes, text_table
+from .._render import ratio, seconds, sizes, text_table
 from .._telemetry import read_events
 from .._top import FileSource, watch
 from ..events import StepMeasured

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from .._doctor import Checkup, as_text, judge, to_json
-from .._render._words import spare_strictness, terminal_width
+from .._render import spare_strictness, terminal_width
 from ..exceptions import invalid
 from ._examination import Patience, StageLine, examine, open_desk
 from ._timed_step import check_step

@@ -7,8 +7,7 @@ from ._fixed import Equal, Fixed
 from ._wrappers import Deadband, Every, RoundTo
 from .papers._dbs import Dbs
 from .papers._dynamic_batching import DynamicBatching
-from .papers._lb_bsp_2018 import LbBsp2018
-from .papers._lb_bsp_2020 import LbBsp2020
+from .papers._lb_bsp import LbBsp2018, LbBsp2020
 from .papers._lbb import Lbb
 
 __all__ = [

@@ -1,7 +1,7 @@
 """Policies on simulated workers: the same objects that train, in no time and by seed."""
 
 from ._read_trace import read_trace as read_trace
-from ._rounds import SimReport as SimReport
+from ._run import SimReport as SimReport
 from ._run import oracle as oracle
 from ._run import run as run
 from ._scenario import Scenario as Scenario

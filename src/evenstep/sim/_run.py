@@ -1,20 +1,21 @@
-"""Run a policy on simulated workers, and the perfect-foresight oracle."""
+"""A simulated run: what happens between two barriers, and the workers that do it."""
 
 from __future__ import annotations
 
+import heapq
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .._types import Cluster, FloatArray
+from .._types import Cluster, FloatArray, IntArray
 from ..claims import AbstractScheme, Bsp
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, by_name
 from ._deciders import AbstractDecider, CostDecider, OracleDecider, PolicyDecider
-from ._rounds import Floor, Log, SimReport, as_planned
 from ._sample_workload import SampleWorkload
-from ._workload import AbstractWorkload
+from ._workload import AbstractWorkload, BoolArray
 
 BSP = Bsp()
 Comm = Callable[[FloatArray], float]
@@ -139,3 +140,252 @@ def _check_world(cluster: Cluster, workload: AbstractWorkload) -> None:
             rule = f"have the {total} samples of the workload's steps"
             got, remedy = cluster.global_batch_size, "Give both the same."
             raise invalid("sim.run(cluster=...)", rule, got, remedy)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Round:
+    """What the workers of a round did between two barriers.
+
+    Attributes:
+        batch_size: samples computed, ``(num_steps, num_workers)``.
+        compute_s: seconds computed for, likewise.
+        end_s: when each was done, from the start of the round, ``(num_workers,)``.
+        staleness: as in ``SimReport``, ``(num_steps,)``.
+        num_moves: claims and hand-overs.
+        shown_size: samples of one local step, as a policy is shown them, ``(num_workers,)``.
+        shown_s: seconds of one local step, their mean, likewise.
+    """
+
+    batch_size: IntArray
+    compute_s: FloatArray
+    end_s: FloatArray
+    staleness: IntArray
+    num_moves: int
+    shown_size: IntArray
+    shown_s: FloatArray
+
+
+def as_planned(single_s: FloatArray, batch_size: IntArray, local_steps: IntArray) -> Round:
+    """Return a round in which every worker computes what was planned, and then waits.
+
+    A worker's local steps are spread evenly over the steps of the round: local step h of n goes
+    by the times of step ``h * num_steps // n``.
+
+    Args:
+        single_s: what one local step takes, ``(num_steps, num_workers)``.
+        batch_size: samples of every local step, ``(num_workers,)``.
+        local_steps: steps that each worker takes before all are averaged, likewise.
+    """
+    num_steps = len(single_s)
+    edges = np.arange(num_steps + 1)[:, np.newaxis] * local_steps
+    begun = -(-edges // num_steps)  # local steps that have begun by the end of each step
+    counts = np.diff(begun, axis=0)
+    compute_s: FloatArray = counts * single_s
+    end_s: FloatArray = compute_s.sum(axis=0)
+    return Round(
+        batch_size=counts * batch_size,
+        compute_s=compute_s,
+        end_s=end_s,
+        staleness=begun[1:].max(axis=1) - 1,
+        num_moves=0,
+        shown_size=batch_size,
+        shown_s=end_s / local_steps,
+    )
+
+
+def in_turns(
+    scheme: AbstractScheme[Any],
+    batch_size: IntArray,
+    speeds: FloatArray,
+    chunk_s: Callable[[int, int, bool], float],
+) -> Round:
+    """Return a step in which samples may change hands.
+
+    A rank that is ready takes its turn, the lower one first at the same moment. A rank's speed is
+    known as that of its newest chunk, the fixed cost of the step apart.
+
+    Args:
+        scheme: says whose turn brings what.
+        batch_size: the plan, ``(num_workers,)``.
+        speeds: samples per second as known so far, NaN where they are not, updated in place,
+            likewise.
+        chunk_s: what a rank needs for so many samples, and whether it has computed some before.
+    """
+    state, num_workers = scheme.begin(batch_size), len(batch_size)
+    ran, (compute_s, end_s) = np.zeros(num_workers, np.int64), np.zeros((2, num_workers))
+    ready = [(0.0, rank, 0.0) for rank in range(num_workers)]  # when, who, its speed if measured
+    ended: set[int] = set()
+    num_moves = 0
+    while ready:
+        now_s, rank, speed = heapq.heappop(ready)
+        speeds[rank] = speed or speeds[rank]
+        turn = scheme.turn(state, rank, filled(speeds))
+        state, chunk = turn.state, turn.chunk
+        for other in ended.intersection(turn.woken):
+            heapq.heappush(ready, (now_s, other, 0.0))
+        ended.difference_update(turn.woken)
+        if chunk is None:
+            ended.add(rank)
+            continue
+        seconds = chunk_s(rank, chunk.num_samples, bool(ran[rank]))
+        num_moves += chunk.is_moved
+        ran[rank] += chunk.num_samples
+        compute_s[rank] += seconds
+        end_s[rank] = now_s + chunk.cost_s + seconds
+        moving_s = chunk_s(rank, chunk.num_samples, True)
+        heapq.heappush(ready, (float(end_s[rank]), rank, chunk.num_samples / max(moving_s, 1e-12)))
+    return Round(
+        batch_size=ran[np.newaxis],
+        compute_s=compute_s[np.newaxis],
+        end_s=end_s,
+        staleness=np.zeros(1, np.int64),
+        num_moves=num_moves,
+        shown_size=ran,
+        shown_s=compute_s,
+    )
+
+
+def filled(speeds: FloatArray) -> FloatArray:
+    """Return ``speeds`` with the mean of the known in the place of each NaN; ones if none is."""
+    unknown = np.isnan(speeds)
+    if not unknown.any():
+        return speeds
+    return np.where(unknown, 1.0 if unknown.all() else np.nanmean(speeds), speeds)
+
+
+class Floor:
+    """The workers of a run under one scheme, and what they know of each other's speeds.
+
+    Args:
+        workload: what computing takes.
+        scheme: what becomes of a plan while its step runs.
+    """
+
+    def __init__(self, workload: AbstractWorkload, scheme: AbstractScheme[Any]) -> None:
+        self._workload, self._scheme = workload, scheme
+        self._speeds = np.full(workload.world_size, np.nan)  # until they are measured
+        self._newest_s = np.full(workload.world_size, np.nan)
+
+    def round(self, step: int, members: IntArray, batch_size: IntArray) -> Round:
+        """Return what follows from a plan, up to the next barrier.
+
+        Args:
+            step: the first step of the round.
+            members: the workers that are there, ascending, ``(num_members,)``.
+            batch_size: the plan, likewise; the round's arrays are about these workers too.
+        """
+        if self._scheme.moves_samples:
+            return self._in_turns(step, members, batch_size)
+        newest_s = self._newest_s[members]
+        is_known = np.isfinite(newest_s).all()
+        local_steps = self._scheme.local_steps(newest_s if is_known else np.ones(len(members)))
+        steps = self._steps(step, members, int(local_steps.min()))
+        # A round that is cut short is so for everybody.
+        cut = np.maximum(local_steps * len(steps) // local_steps.min(), 1)
+        planned = np.zeros(self._workload.world_size, np.int64)
+        planned[members] = batch_size
+        seconds = np.array([self._workload.seconds(at, planned)[members] for at in steps])
+        done = as_planned(seconds, batch_size, cut)
+        self._newest_s[members] = np.where(batch_size > 0, done.shown_s, newest_s)
+        return done
+
+    def _in_turns(self, step: int, members: IntArray, batch_size: IntArray) -> Round:
+        def chunk_s(rank: int, num_samples: int, again: bool) -> float:
+            return self._workload.chunk_s(step, int(members[rank]), num_samples, again=again)
+
+        speeds = self._speeds[members]
+        done = in_turns(self._scheme, batch_size, speeds, chunk_s)
+        self._speeds[members] = speeds
+        return done
+
+    def _steps(self, first: int, members: IntArray, most: int) -> range:
+        """Return at most so many steps with the same members."""
+        last = min(first + most, self._workload.num_steps)
+        for step in range(first + 1, last):
+            if not np.array_equal(self._workload.members(step), members):
+                return range(first, step)
+        return range(first, last)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class SimReport:
+    """What happened in a simulated run.
+
+    If ranks average parameters only after several steps (local SGD), the seconds of a round are
+    spread evenly over its steps, and a step counts all samples that a worker computed in it.
+
+    Attributes:
+        step_s: seconds of every step, communication included, ``(num_steps,)``.
+        batch_size: samples that each worker computed, ``(num_steps, world_size)``.
+        compute_s: seconds that each worker computed, without claims and hand-overs,
+            ``(num_steps, world_size)``.
+        reasons: the policy's reason for the plan of every step.
+        staleness: most local steps that a worker had taken since the last average when it began
+            one in this step, ``(num_steps,)``. 0 if gradients are summed in every step.
+        num_moves: claims and hand-overs, ``(num_steps,)``.
+        presence: which workers took part, ``(num_steps, world_size)``.
+        restarts: steps before which workers left or joined.
+    """
+
+    step_s: FloatArray
+    batch_size: IntArray
+    compute_s: FloatArray
+    reasons: tuple[str, ...]
+    staleness: IntArray
+    num_moves: IntArray
+    presence: BoolArray
+    restarts: tuple[int, ...]
+
+    @property
+    def idle_share(self) -> float:
+        """Share of the time of the present workers that was not spent computing, in [0, 1)."""
+        paid_s = (self.step_s * self.presence.sum(axis=1)).sum()
+        return float(1 - self.compute_s.sum() / paid_s)
+
+    @property
+    def samples_per_s(self) -> float:
+        """Samples of all workers over the time of all steps."""
+        return float(self.batch_size.sum() / self.step_s.sum())
+
+    def regret(self, oracle_s: FloatArray) -> float:
+        """Return the mean step time divided by that of ``oracle``, minus 1; for equal batches."""
+        return float(self.step_s.mean() / oracle_s.mean() - 1)
+
+
+class Log:
+    """Fills the arrays of a report, round after round."""
+
+    def __init__(self, workload: AbstractWorkload) -> None:
+        shape = (workload.num_steps, workload.world_size)
+        self._step_s = np.empty(shape[0])
+        self._batch_size, self._compute_s = np.zeros(shape, np.int64), np.zeros(shape)
+        self._staleness, self._num_moves = np.zeros((2, shape[0]), np.int64)
+        self._presence = np.zeros(shape, np.bool_)
+        self._reasons: list[str] = []
+
+    def put(
+        self, step: int, members: IntArray, done: Round, *, reason: str, round_s: float
+    ) -> None:
+        """Write down the round that began with ``step`` and took ``round_s`` in all."""
+        num_steps = len(done.batch_size)
+        rows = slice(step, step + num_steps)
+        self._step_s[rows] = round_s / num_steps
+        self._batch_size[rows, members] = done.batch_size
+        self._compute_s[rows, members] = done.compute_s
+        self._presence[rows, members] = True
+        self._staleness[rows], self._num_moves[rows] = done.staleness, done.num_moves
+        self._reasons += [reason] * num_steps
+
+    def report(self) -> SimReport:
+        """Return what has happened."""
+        changed = (self._presence[1:] != self._presence[:-1]).any(axis=1)
+        return SimReport(
+            step_s=self._step_s,
+            batch_size=self._batch_size,
+            compute_s=self._compute_s,
+            reasons=tuple(self._reasons),
+            staleness=self._staleness,
+            num_moves=self._num_moves,
+            presence=self._presence,
+            restarts=tuple((np.flatnonzero(changed) + 1).tolist()),
+        )

@@ -1,9 +1,12 @@
-"""What to do about the waiting that was seen, in words and as a change to the script."""
+"""What to do about the waiting that was seen, in words and as a diff of the script."""
 
 from __future__ import annotations
 
+import ast
+import difflib
+import io
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, final
@@ -12,8 +15,232 @@ import numpy as np
 
 from .._diagnosis import Phase
 from ._counterfactuals import OWN_S, Counterfactuals, SpeedUp, WatchedSteps, foresee
-from ._script_patch import ScriptPatch, by_hand, patched
+from ._script_flow import Binding, Script, bindings_of, dotted, targets
 from ._watched_run import CallSite, WatchedRun
+
+_IMPORT = "from evenstep.torch import Balancer"
+_HARMLESS = ("dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers")
+
+
+@final
+@dataclass(frozen=True, slots=True)
+class ScriptPatch:
+    """How a script changes.
+
+    Attributes:
+        diff: for ``git apply`` or ``patch -p1``; empty where it is not certain.
+        by_hand: what to do instead, or besides, a line each.
+        folder: where the diff applies; empty for the folder that the script's path begins in.
+    """
+
+    diff: str
+    by_hand: tuple[str, ...] = ()
+    folder: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """After which line the balancer comes, with which names.
+
+    Attributes:
+        after: the statement before it.
+        model, loader: their names there.
+    """
+
+    after: ast.stmt
+    model: str
+    loader: str
+
+
+def patched(source: str, path: str, *, model_line: int, loader_line: int) -> ScriptPatch:
+    """Return the change to a script that prepares its model and its loader.
+
+    The script is read, never run. Right for names that can be followed in one file, where each
+    part goes one way only; whatever else there is gets words, and no diff.
+
+    Args:
+        source: the script's text.
+        path: its name; in the diff, that in its own folder if it is absolute.
+        model_line: where DDP or ``fully_shard`` is called, from 1.
+        loader_line: where the loader that trains is made.
+    """
+    try:
+        script = Script(source)
+    except (SyntaxError, ValueError):
+        return ScriptPatch("", (f"{path} cannot be read as Python",))
+    if script.uses("evenstep"):
+        return ScriptPatch("", (f"{path} imports evenstep already",))
+    calls = script.made_at(model_line, "model"), script.made_at(loader_line, "loader")
+    words = by_hand([f"{path}:{model_line}"], [f"{path}:{loader_line}"])
+    if calls[0] is None or calls[1] is None:
+        return ScriptPatch("", words)
+    models = bindings_of(script, calls[0], "model")
+    loaders = bindings_of(script, calls[1], "loader")
+    found = next(_places(script, models, loaders), None)
+    lines = list(io.StringIO(source, newline=""))
+    if found is None or not _stands_alone(found.after, lines):
+        return ScriptPatch("", words)
+    besides = _steps_loop(path) if script.called(calls[0]) == "fully_shard" else ()
+    folder, name = os.path.split(path) if os.path.isabs(path) else ("", path)
+    return ScriptPatch(_diff(script, lines, name, found), besides, folder)
+
+
+def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, ...]:
+    """Return in words what a script needs.
+
+    Args:
+        models_at: the lines where its models are made.
+        loaders_at: likewise of loaders that train, or may.
+    """
+    num_models = len(models_at)
+    names = [f"model_{number}" for number in range(1, num_models + 1)]
+    parts = ", ".join([*(names if num_models > 1 else ["model"]), "loader"])
+    models = "the model" if num_models == 1 else "all models that train"
+    loader = "the loader" if len(loaders_at) == 1 else "the loader that trains"
+    at_once = ", all in one call" if num_models > 1 else ""
+    several = (
+        "if a step reads several of these loaders, make one data set of them first: "
+        "docs/data.md#several-loaders"
+    )
+    return (
+        *([several] if len(loaders_at) > 1 else []),
+        f"import it: {_IMPORT}",
+        f"after {models} ({', '.join(models_at)}) and {loader} ({' or '.join(loaders_at)}) are "
+        f"made, and before the loop{at_once}: balancer = Balancer(); "
+        f"{parts} = balancer.prepare({parts})",
+    )
+
+
+def _steps_loop(path: str) -> tuple[str, ...]:
+    return (
+        f"FSDP2 is measured in loops over steps only: in {path}, `for batch in loader:` becomes "
+        "`for step in loader.steps():` with `for batch in step:` around forward and backward "
+        "(docs/loops.md#fsdp2)",
+    )
+
+
+def _places(
+    script: Script, models: Sequence[Binding], loaders: Sequence[Binding]
+) -> Iterator[_Place]:
+    """Yield where both parts have a name and the loader has not been used yet."""
+    for model in models:
+        for loader in loaders:
+            if model.scope is not loader.scope:
+                continue
+            after = _meeting(script, model, loader)
+            if after is not None and not _is_used_before(script, loader, after):
+                yield _Place(after, model.name, loader.name)
+
+
+def _meeting(script: Script, model: Binding, loader: Binding) -> ast.stmt | None:
+    """Return the statement after which both parts are there; None where that is not certain."""
+    given = [(one.statement, one.name) for one in (model, loader) if one.statement is not None]
+    if not given or any(script.is_in_loop(statement) for statement, _ in given):
+        return None
+    given.sort(key=lambda one: one[0].lineno)
+    (first, first_name), (last, last_name) = given[0], given[-1]
+    if first is last:
+        return last
+    blocks = [script.block_of(last), *(script.block_of(one) for one in script.compounds(last))]
+    if any(script.block_of(first) is block for block in blocks):
+        return last
+    # The first is deeper in: in a branch, which the other configurations of the script skip.
+    outer = [first, *script.compounds(first)]
+    if not _is_there_anyhow(script, first, first_name):
+        return None
+    mine = [script.block_of(one) for one in outer]
+    if any(script.block_of(last) is block for block in mine):
+        return last
+    for one in [last, *script.compounds(last)]:
+        if any(script.block_of(one) is block for block in mine):
+            return one if _is_there_anyhow(script, last, last_name) else None
+    return None
+
+
+def _is_there_anyhow(script: Script, statement: ast.stmt, name: str) -> bool:
+    """Return whether a name is given also where the branch that gives it is not taken."""
+    value = getattr(statement, "value", None)
+    if isinstance(value, ast.Call) and any(dotted(one) == name for one in value.args):
+        return True  # as in `model = DDP(model)`
+    branches = [one for one in script.compounds(statement) if isinstance(one, ast.If)]
+    return all(_gives(one.body, name) and _gives(one.orelse, name) for one in branches)
+
+
+def _gives(block: Sequence[ast.stmt], name: str) -> bool:
+    for one in block:
+        if any(dotted(target) == name for target in targets(one)):
+            return True
+        if isinstance(one, ast.If) and _gives(one.body, name) and _gives(one.orelse, name):
+            return True
+    return False
+
+
+def _is_used_before(script: Script, loader: Binding, after: ast.stmt) -> bool:
+    """Return whether what uses a loader may have kept it as it was, or gone through it."""
+    begin = 0 if loader.statement is None else loader.statement.end_lineno or 0
+    end = after.end_lineno or after.lineno
+    own = set() if loader.statement is None else set(ast.walk(loader.statement))
+    for node in script.within(loader.scope):
+        if not isinstance(node, ast.Name | ast.Attribute) or not isinstance(node.ctx, ast.Load):
+            continue
+        name, is_between = dotted(node), begin < node.lineno <= end
+        if name == loader.name and is_between and not _is_harmless(script, node):
+            return True
+        if name is not None and name == loader.former and node not in own:
+            return True
+    return False
+
+
+def _is_harmless(script: Script, node: ast.AST) -> bool:
+    """Return whether a loader is asked for its length, or for what it has, and no more."""
+    above = next(script.above(node))
+    if isinstance(above, ast.Attribute):
+        return above.attr in _HARMLESS
+    return isinstance(above, ast.Call) and dotted(above.func) == "len"
+
+
+def _stands_alone(statement: ast.stmt, lines: Sequence[str]) -> bool:
+    """Return whether nothing but a comment is on the lines of a statement beside it."""
+    first, last = lines[statement.lineno - 1], lines[(statement.end_lineno or 0) - 1]
+    before = first.encode()[: statement.col_offset].decode()
+    behind = last.encode()[statement.end_col_offset or 0 :].decode().strip()
+    return not before.strip() and (not behind or behind.startswith("#"))
+
+
+def _diff(script: Script, lines: Sequence[str], path: str, place: _Place) -> str:
+    newline = "\r\n" if lines[0].endswith("\r\n") else "\n"
+    free = next(name for name in ("balancer", "evenstep_balancer") if not script.uses(name))
+    keeps = place.model.startswith("self.") and place.loader.startswith("self.")
+    balancer = f"self.{free}" if keeps else free
+    parts = f"{place.model}, {place.loader}"
+    first = lines[place.after.lineno - 1]
+    indent = first[: len(first) - len(first.lstrip())]
+    added = [f"{balancer} = Balancer()", f"{parts} = {balancer}.prepare({parts})"]
+    after = place.after.end_lineno or place.after.lineno
+    new = list(lines)
+    if not new[after - 1].endswith(("\n", "\r")):
+        new[after - 1] += newline
+    new[after:after] = [f"{indent}{one}{newline}" for one in added]
+    new.insert(_import_line(script), _IMPORT + newline)
+    found = difflib.unified_diff(list(lines), new, f"a/{path}", f"b/{path}")
+    return "".join(_ended(line) for line in found)
+
+
+def _ended(line: str) -> str:
+    return line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
+
+
+def _import_line(script: Script) -> int:
+    """Return after how many lines the import comes: the last one at the top of the module."""
+    last = 0
+    for one in script.tree.body:
+        is_docstring = isinstance(one, ast.Expr) and isinstance(one.value, ast.Constant)
+        if isinstance(one, ast.Import | ast.ImportFrom) or (is_docstring and not last):
+            last = one.end_lineno or last
+        elif last and not isinstance(one, ast.Import | ast.ImportFrom | ast.Try | ast.If):
+            break
+    return last
+
 
 WORTH: Final = 1.05
 """Speed-up below which balancing is not advised: a run of 20 hours would end an hour earlier."""

@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader
 from ..._nested_tensors import rebuild
 from ..._private_torch import buffers_of
 from ...exceptions import invalid
-from .._data.fetch._torch_loader import pinning
+from .._data.fetch._loader_workers import pinning
 from .._data.loaders._stream import StreamLoader
 
 

@@ -16,8 +16,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from evenstep.network import Split, traffic_bytes
-from evenstep.network._torch._reducer import ShardedReducer
 from evenstep.network._torch._hook import shard_gradients
+from evenstep.network._torch._reducer import ShardedReducer
 from evenstep.network._torch._transport import GlooTransport
 from evenstep.network._torch._watched import LEAST_BYTES, WatchedTransport, ways_to
 

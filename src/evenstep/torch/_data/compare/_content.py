@@ -23,7 +23,7 @@ from ...._planner import Cost, in_words
 from ...._warning import warn
 from ....exceptions import invalid
 from .._protocols import Collectives
-from ..fetch._torch_loader import asked, fetch, seed_all
+from ..fetch._loader_workers import asked, fetch, seed_all
 from ..order._samplers import length_of
 from ._stated import SEEDED
 

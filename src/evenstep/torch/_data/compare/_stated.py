@@ -36,7 +36,7 @@ from torch.utils.data import (
 from ...._exchange._world_check import qualified, refusal
 from ....exceptions import invalid
 from .._protocols import Collectives
-from ..fetch._torch_loader import same_chance, seed_all
+from ..fetch._loader_workers import same_chance, seed_all
 from ..order._drawing import Draws
 from ..order._samplers import has_own_batches, length_of
 

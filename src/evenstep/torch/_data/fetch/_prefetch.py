@@ -18,9 +18,8 @@ from .._protocols import MicroBatch
 from ..deal._by_cost import Indices
 from ..deal._plans import Share, StepSpan
 from ._chunks import ChunkRows, Collation, Packed, SamplePlace, rows_of
-from ._loader_workers import FetchedChunk, WorkerPool
+from ._loader_workers import FetchedChunk, Wanted, WorkerPool, pinning, worker_generator
 from ._sources import Feed, FetchCounts, InlineSource, ShareOf
-from ._torch_loader import Wanted, pinning, worker_generator
 
 _LARGEST_CHUNK = 64
 _CHUNK_S = 0.0075  # one that is under way delays an urgent one by this much

@@ -14,7 +14,7 @@ from ...._types import IntArray
 from .._protocols import MicroBatch
 from ..deal._by_cost import Indices
 from ..deal._plans import Share, StepSpan
-from ._torch_loader import fetch, pinning, worker_generator
+from ._loader_workers import fetch, pinning, worker_generator
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 STEP = 0x9E3779B97F4A7C15

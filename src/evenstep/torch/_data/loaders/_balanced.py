@@ -30,9 +30,9 @@ from .._step import (
 )
 from ..deal._by_cost import CostDeal, Indices, SeenLengths
 from ..deal._plans import EpochSteps, PlanBook, StepSpan
+from ..fetch._loader_workers import with_parts
 from ..fetch._prefetch import BatchSource, source_of
 from ..fetch._sources import EpochKeys, Feed, FetchCounts, seeded
-from ..fetch._torch_loader import with_parts
 from ..order._global_order import (
     EpochOrder,
     GlobalOrder,

@@ -16,8 +16,8 @@ from ...._planner import Cost
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import Collectives, LoaderSession
-from ..deal._evaluation import forwards, forwards_by_cost, forwards_of_steps
-from ..fetch._torch_loader import with_parts
+from ..deal._plans import forwards, forwards_by_cost, forwards_of_steps
+from ..fetch._loader_workers import with_parts
 from ..order._global_order import GlobalOrder
 from ..order._samplers import tell_epoch
 from ._base import AbstractLoader

@@ -26,7 +26,7 @@ from .._step import KnownPortions, Step, with_units
 from ..deal._by_cost import Assigned
 from ..deal._stream_deal import OwnShards, SameStream, StreamDeal, StreamKind, StreamStock
 from ..fetch._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
-from ..fetch._torch_loader import inner_loader, pinning
+from ..fetch._loader_workers import inner_loader, pinning
 from ..order._samplers import check_iterates, tell_epoch
 from ._base import AbstractStepLoader, StepContext
 

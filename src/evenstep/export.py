@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, final
+from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
 
-from .._install import install_line
-from ..events import (
+from ._install import install_line
+from .events import (
     BalancingStopped,
     Event,
     ExchangeMeasured,
@@ -22,15 +23,14 @@ from ..events import (
     WaitingDiagnosed,
     WorkerLost,
 )
-from ..exceptions import invalid
+from .exceptions import invalid
 
 if TYPE_CHECKING:
     from opentelemetry.metrics import CallbackOptions, Meter, Observation
-if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
     from prometheus_client.core import Metric as Family
-from dataclasses import dataclass
-from typing import Protocol
+
+__all__ = ["OpenTelemetry", "Prometheus", "TensorBoard"]
 
 MOST_RANKS: Final = 256
 """With more, a series for each rank is too much for what stores them."""
@@ -213,7 +213,7 @@ class OpenTelemetry:
         ImportError: ``opentelemetry`` is missing.
     """
 
-    def __init__(self, meter: Meter) -> None:
+    def __init__(self, meter: Meter) -> None:  # noqa: D107  # the class says it
         try:
             from opentelemetry.metrics import Observation
         except ImportError as error:
@@ -263,7 +263,7 @@ class Prometheus:
         ImportError: ``prometheus_client`` is missing.
     """
 
-    def __init__(self, registry: CollectorRegistry) -> None:
+    def __init__(self, registry: CollectorRegistry) -> None:  # noqa: D107  # the class says it
         try:
             from prometheus_client import core
         except ImportError as error:

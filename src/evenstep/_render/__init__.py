@@ -1,1 +1,0 @@
-"""Numbers, tables and sentences, the same in every command and in the demo."""
