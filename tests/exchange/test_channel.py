@@ -14,8 +14,7 @@ from queue import Queue
 import pytest
 
 from evenstep._exchange._channel import StarChannel
-from evenstep._exchange._greeting import Greeting
-from evenstep._exchange._meeting import connect_star
+from evenstep._exchange._meeting import Greeting, connect_star
 from evenstep._exchange._threads import has_ended, process_name
 from evenstep._exchange._wire import Wire, text_of
 

@@ -15,8 +15,15 @@ import pytest
 
 from evenstep._diagnosis import HostClues, LinkClues, StepClues
 from evenstep._exchange import _message_kinds as m
-from evenstep._exchange._greeting import Acceptor, Greeting, PendingPeer, greet
-from evenstep._exchange._meeting import Meeting, connect_star, dial
+from evenstep._exchange._meeting import (
+    Acceptor,
+    Greeting,
+    Meeting,
+    PendingPeer,
+    connect_star,
+    dial,
+    greet,
+)
 from evenstep._exchange._wire import (
     HEARTBEAT,
     PROTOCOL,

@@ -41,13 +41,13 @@ def test_nothing_is_past_the_limit():
 
 
 BUDGETS = {  # They only fall: lower one when the tree has become smaller.
-    "tokens of src": 376_600,
-    "code lines of src": 42_510,
-    "files of src": 347,
+    "tokens of src": 374_484,
+    "code lines of src": 42_126,
+    "files of src": 288,
     "classes of src": 688,
-    "modules that a training process loads": 213,
+    "modules that a training process loads": 170,
     "kinds of messages": 32,
-    "words of all pages": 38_850,
+    "words of all pages": 38_843,
 }
 SLACK = 0.01
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}

@@ -14,8 +14,7 @@ from evenstep._report import read_figures
 from evenstep._telemetry import read_events
 from evenstep._top import LiveRun
 from evenstep.advice import read_run
-from evenstep.watch._courier import RankEnds
-from evenstep.watch._leader import WatchLeader
+from evenstep.watch._courier import RankEnds, WatchLeader
 from evenstep.watch._start_watch import WatchSettings
 from evenstep.watch._step_records import RankHello, RankReport, RankSender, StepRecord
 from evenstep.watch._watch import Watch, ignore_captures

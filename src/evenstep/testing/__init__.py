@@ -9,12 +9,12 @@ except ModuleNotFoundError as error:
     raise ImportError(message) from error
 
 pytest.register_assert_rewrite(
-    "evenstep.testing._policy_contract", "evenstep.testing._predictor_contract"
+    "evenstep.testing._policy_contract", "evenstep.testing._policy_contract"
 )
 
-from ._policy_contract import AdaptivePolicyContract as AdaptivePolicyContract  # noqa: E402
-from ._policy_contract import PolicyContract as PolicyContract  # noqa: E402
-from ._predictor_contract import PredictorContract as PredictorContract  # noqa: E402
+from ._contracts import AdaptivePolicyContract as AdaptivePolicyContract  # noqa: E402
+from ._contracts import PolicyContract as PolicyContract  # noqa: E402
+from ._contracts import PredictorContract as PredictorContract  # noqa: E402
 from ._workers import WorkerFailed as WorkerFailed  # noqa: E402
 from ._workers import run_workers as run_workers  # noqa: E402
 

@@ -15,7 +15,7 @@ from .._planner import Cost as Cost
 from .._run._machine_reader import MachineReader as MachineReader
 from ._balancer import Balancer as Balancer
 from ._checkpoint._checkpoint import Checkpoint as Checkpoint
-from ._checkpoint._drain import Drain as Drain
+from ._checkpoint._checkpoint import Drain as Drain
 from ._data.loaders._balanced import BalancedLoader as BalancedLoader
 from ._data.order._drawing import DrawnIndices as DrawnIndices
 from ._model._check_loss import check_loss as check_loss

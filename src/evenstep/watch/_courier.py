@@ -1,29 +1,341 @@
-"""Carries what one rank records to rank 0, every few seconds, in a thread of its own."""
+"""Carries each rank's records to rank 0, which makes rows, a diagnosis and lines of them."""
 
 from __future__ import annotations
 
 import math
 import sys
 import threading
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
 from time import monotonic, thread_time
-from typing import NamedTuple, Protocol, final
+from typing import NamedTuple, Protocol, TextIO, final
 
+import numpy as np
+
+from .._diagnosis import Cause, Diagnoser, Diagnosis, FoundCause, Phase, accounted, diagnosed
 from .._host import HostReader
+from .._telemetry import JsonLines, versions_here
+from ..events import Event, RunEnded, RunStarted, StepMeasured
 from ._advice_text import advice_notes
-from ._leader import WatchLeader
-from ._start_watch import WatchSettings
+from ._start_watch import SHOWN, SUMMARY, WatchSettings
 from ._step_records import (
     MailStore,
     RankHello,
+    RankMerger,
     RankReader,
     RankReport,
     RankSender,
     StepRecord,
     grouped,
 )
-from ._watched_run import CallSite
+from ._watched_run import CallSite, WatchedRun
+
+_WORDS = {
+    Cause.SLOW_WORKER: "compute",
+    Cause.THROTTLING: "throttling",
+    Cause.CONTENTION: "contention",
+    Cause.SLOW_BACKWARD: "a slow backward",
+    Cause.INPUT: "input",
+    Cause.NETWORK: "the network",
+    Cause.GARBAGE_COLLECTION: "garbage collection",
+    Cause.CHECKPOINT: "a checkpoint",
+    Cause.LOGGING: "what the loop does there alone, such as logging",
+    Cause.LENGTHS: "the lengths of samples",
+    Cause.ROTATING: "changing ranks, and nothing that is measured says why",
+    Cause.COMPILATION: "compilation",
+    Cause.MEMORY: "memory pressure",
+}
+
+
+def who(rank: int, hosts: Sequence[str]) -> str:
+    """Return a rank with its host, where that is known."""
+    host = hosts[rank] if rank < len(hosts) else ""
+    return f"rank {rank} ({host})" if host else f"rank {rank}"
+
+
+def sentence(diagnosis: Diagnosis, hosts: Sequence[str]) -> str:
+    """Return who waits for whom and why, in one sentence."""
+    if not diagnosis.num_steps:
+        return f"{diagnosis.no_verdict}."
+    waiting = f"{100 * diagnosis.waiting_share:.0f} % of the time is waiting"
+    if not diagnosis.found:
+        return f"{waiting}: {diagnosis.no_verdict}." if diagnosis.no_verdict else f"{waiting}."
+    first, *others = diagnosis.found
+    more = "".join(f"; {_because(one, hosts)}" for one in others[:2])
+    return f"{waiting}, {_because(first, hosts)}{more}."
+
+
+def _because(found: FoundCause, hosts: Sequence[str]) -> str:
+    reason = f"because of {_WORDS[found.cause]}"
+    return reason if found.rank is None else f"for {who(found.rank, hosts)}, {reason}"
+
+
+def live_line(diagnosis: Diagnosis, hosts: Sequence[str]) -> str:
+    """Return the line on the newest steps."""
+    lasts = f", {diagnosis.step_s:.3g} s a step" if diagnosis.num_steps else ""
+    return f"evenstep watch: step {diagnosis.step}{lasts}: {sentence(diagnosis, hosts)}"
+
+
+def summary(diagnosis: Diagnosis, hosts: Sequence[str], notes: Sequence[str] = ()) -> str:
+    """Return what is said at the end, as lines.
+
+    Args:
+        diagnosis: of the whole run.
+        hosts: of the ranks.
+        notes: more lines, such as what to change.
+    """
+    lines = [sentence(diagnosis, hosts)]
+    if diagnosis.num_steps:
+        lines[0] = f"{diagnosis.num_steps} steps, {diagnosis.step_s:.3g} s each: {lines[0]}"
+    for found in diagnosis.found:
+        lines += [f"  {_heading(found, hosts)}: {found.evidence}", f"    {found.remedy}"]
+    return "".join(f"evenstep watch: {line}\n" for line in (*lines, *notes))
+
+
+def _heading(found: FoundCause, hosts: Sequence[str]) -> str:
+    where = "" if found.rank is None else f" of {who(found.rank, hosts)}"
+    return f"{found.cause}{where}, {100 * found.lost_share:.0f} % of the time"
+
+
+_LEAST_US = 100_000  # of rank 0 in one event
+_MOST_ROWS = 4096
+_TOO_FEW = "evenstep watch: too few steps were seen.\n"
+_NO_MODEL = "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
+
+Notes = Callable[[WatchedRun], Sequence[str]]
+
+
+@final
+class WatchLeader:
+    """Takes in the ranks' reports; writes events, lines and the summary. In one thread at a time.
+
+    Args:
+        world_size: number of ranks.
+        settings: of the watch.
+        now: a monotonic clock in seconds.
+        stream: where lines go.
+        notes: what more is said at the end, from what was seen: lines.
+    """
+
+    def __init__(
+        self,
+        world_size: int,
+        settings: WatchSettings,
+        *,
+        now: Callable[[], float],
+        stream: TextIO = sys.stderr,
+        notes: Notes = lambda run: (),
+    ) -> None:
+        self._world_size, self._settings = world_size, settings
+        self._now, self._stream, self._notes = now, stream, notes
+        self._merger = RankMerger(world_size)
+        self._diagnoser = Diagnoser(world_size)
+        self._hellos = [RankHello("", "")] * world_size
+        self._rows: deque[tuple[StepRecord, ...]] = deque(maxlen=_MOST_ROWS)
+        self._unwritten: list[tuple[StepRecord, ...]] = []
+        self._unwritten_us = 0  # of rank 0
+        self._wall_s: float | None = None  # of a step, in what was written last
+        self._file: JsonLines | None = None
+        self._has_started = False
+        self._num_steps = self._num_spoken = self._num_summed = 0
+        self._spent_s = 0.0  # of rank 0, in all steps
+        self._spoken_s = now()
+        self._last: set[int] = set()
+        self._begin_summary()
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all ranks have sent their last report."""
+        return len(self._last) == self._world_size
+
+    def meet(self, rank: int, hello: RankHello) -> None:
+        """Note who a rank is."""
+        self._hellos[rank] = hello
+
+    def take(self, rank: int, report: RankReport) -> None:
+        """Take in a rank's report."""
+        self._merger.add(rank, report.records)
+        if report.host is not None:
+            self._diagnoser.add_host(rank, report.host)
+        if report.is_last:
+            self._last.add(rank)
+
+    def work(self) -> None:
+        """Go through what is complete; write a line if it is time, and there is something new.
+
+        The launcher is left a summary, at most a tenth of the run old.
+        """
+        for row in self._merger.take():
+            self._rows.append(row)
+            self._num_steps = row[0].step + 1
+            self._spent_s += sum(row[0].spent_us) / 1e6
+            self._diagnoser.add(
+                row[0].step,
+                [record.spent_us for record in row],
+                [record.clues for record in row],
+                num_steps=row[0].num_steps,
+            )
+            if self._settings.run_dir:
+                self._unwritten.append(row)
+                self._unwritten_us += sum(row[0].spent_us)
+                if self._unwritten_us >= _LEAST_US:
+                    self._write_steps()
+        if self._settings.launcher_dir and self._num_steps > 1.1 * self._num_summed:
+            self._num_summed = self._num_steps
+            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
+        every_s = self._settings.every_s
+        is_new = self._num_steps > self._num_spoken
+        if is_new and every_s and (late_s := self._now() - self._spoken_s) >= every_s:
+            self._spoken_s += late_s - late_s % every_s  # one that is late puts off no other
+            self._speak()
+
+    def end(self, kind: str, sites: Sequence[CallSite], *, own_s: float) -> None:
+        """Say what was seen in all, and close.
+
+        Args:
+            kind: how gradients are exchanged; empty where no model was made.
+            sites: where the script made its model and its loader.
+            own_s: seconds that watching took of this rank.
+        """
+        if not self._rows:
+            text = _TOO_FEW if kind else _NO_MODEL
+        else:
+            self._write_steps()
+            diagnosis = self._diagnoser.diagnose(whole_run=True)
+            self._write(diagnosed(diagnosis))
+            self._write(RunEnded(self._num_steps))
+            share = 100 * own_s / max(self._spent_s, own_s)
+            took = f"watching took {share:.2g} % of rank 0's time"
+            advice = self._advice(self._seen(kind, sites))
+            text = self._summary(diagnosis, [*advice, took])
+        self._stream.write(text)
+        self._stream.flush()
+        self._leave(SHOWN, "")
+        if self._file is not None:
+            self._file.close()
+
+    def _seen(self, kind: str, sites: Sequence[CallSite]) -> WatchedRun:
+        """Return what advice is given on."""
+        rows = self._rows
+        return WatchedRun(
+            kind=kind,
+            sites=tuple(sites),
+            num_steps=np.array([row[0].num_steps for row in rows], np.int64),
+            spent_us=np.array([[one.spent_us for one in row] for row in rows], np.int64),
+            num_samples=np.array([[one.num_samples for one in row] for row in rows], np.int64),
+            size=np.array([[one.clues.size for one in row] for row in rows], np.int64),
+        )
+
+    def _speak(self) -> None:
+        """Write a line."""
+        self._num_spoken = self._num_steps
+        diagnosis = self._diagnoser.diagnose()
+        self._write(diagnosed(diagnosis))
+        print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
+
+    def _advice(self, run: WatchedRun) -> Sequence[str]:
+        """Return what more is said; the summary is there without it too."""
+        try:
+            return tuple(self._notes(run))
+        except Exception as error:
+            return (f"no advice ({type(error).__name__}: {error})",)
+
+    @property
+    def _hosts(self) -> tuple[str, ...]:
+        return tuple(hello.host for hello in self._hellos)
+
+    def _summary(self, diagnosis: Diagnosis, notes: Sequence[str] = ()) -> str:
+        return summary(diagnosis, self._hosts, notes)
+
+    def _begin_summary(self) -> None:
+        """Leave a first summary, but over none of a run before that was not said yet."""
+        if not (folder := self._settings.launcher_dir):
+            return
+        shown = Path(folder) / SHOWN
+        if shown.exists() or not (Path(folder) / SUMMARY).exists():
+            self._leave(SUMMARY, _TOO_FEW)
+        with suppress(OSError):
+            shown.unlink(missing_ok=True)
+
+    def _leave(self, name: str, text: str) -> None:
+        """Leave a file for the launcher, where one waits on this machine."""
+        if folder := self._settings.launcher_dir:
+            with suppress(OSError):  # another machine, or a full disk: it is said at the end too
+                (Path(folder) / name).write_text(text, "utf-8")
+
+    def _write_steps(self) -> None:
+        rows, lasted_s = self._unwritten, self._unwritten_us / 1e6
+        self._unwritten, self._unwritten_us = [], 0
+        if not rows:
+            return
+        spent_us = [[record.spent_us for record in row] for row in rows]
+        num_steps = sum(row[0].num_steps for row in rows)
+        account = accounted([row[0].step for row in rows], spent_us)
+        self._write(_measured(rows, num_steps, self._wall_s))
+        self._write(replace(account, num_steps=num_steps))
+        self._wall_s = lasted_s / num_steps
+
+    def _write(self, event: Event) -> None:
+        """Write an event; where that fails, say so and write no more. The watch continues."""
+        folder = self._settings.run_dir
+        if not folder:
+            return
+        try:
+            if not self._has_started:
+                self._has_started = True
+                self._file = JsonLines(Path(folder) / "events.jsonl")
+                self._file(self._started())
+            if self._file is not None:
+                self._file(event)
+        except OSError as error:
+            if self._file is not None:
+                self._file.close()
+            self._file = None
+            text = f"evenstep watch: no more events are written to {folder} ({error})"
+            print(text, file=self._stream, flush=True)
+
+    def _started(self) -> RunStarted:
+        return RunStarted(
+            world_size=self._world_size,
+            global_batch_size=sum(record.num_samples for record in self._rows[-1])
+            // self._rows[-1][0].num_steps,
+            num_steps=0,
+            policy="watched",
+            hosts=self._hosts,
+            devices=tuple(hello.device for hello in self._hellos),
+            versions=versions_here(),
+        )
+
+
+def _measured(
+    rows: Sequence[tuple[StepRecord, ...]], num_steps: int, wall_s: float | None
+) -> StepMeasured:
+    """Return the means of some steps; ``wall_s`` is of a step before them."""
+    spent_s = (
+        np.array([[one.spent_us for one in row] for row in rows]).sum(axis=0) / 1e6 / num_steps
+    )
+    compute_s = np.maximum(spent_s[:, Phase.FORWARD] + spent_s[:, Phase.BACKWARD], 1e-6)
+    num_samples = np.array([[one.num_samples for one in row] for row in rows]).sum(axis=0)
+    slowest_s = float(compute_s.max())
+    idle_s = slowest_s - compute_s
+    return StepMeasured(
+        step=rows[-1][0].step,
+        plan_epoch=0,
+        batch_size=tuple(np.rint(num_samples / num_steps).astype(int).tolist()),
+        compute_s=tuple(compute_s.tolist()),
+        data_s=tuple(spent_s[:, Phase.INPUT].tolist()),
+        idle_s=tuple(idle_s.tolist()),
+        makespan_s=slowest_s,
+        idle_share=float(idle_s.mean() / slowest_s),
+        equal_split_s=None,
+        best_split_s=None,
+        wall_s=wall_s,
+        num_steps=num_steps,
+    )
+
 
 _LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 10.0  # between two reports
 _MOST_RECORDS = 64  # in one key, and a second; shorter steps are summed

@@ -7,7 +7,7 @@ import numpy as np
 from evenstep.events import SharesPlanned
 from evenstep.network import Aggregation, Links, OptimalShares, SharePlanner
 from evenstep.network._plans._optimum import equal_shares
-from evenstep.network.sim._played import play_exchange
+from evenstep.network.sim._shared_links import play_exchange
 
 MBIT = 125_000
 

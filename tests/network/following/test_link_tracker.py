@@ -15,7 +15,7 @@ from evenstep.network import (
 )
 from evenstep.network._following._link_tracker import LinkTracker, ObservedExchange, Transfers
 from evenstep.network._plans._optimum import equal_shares
-from evenstep.network.sim._played import play_exchange
+from evenstep.network.sim._shared_links import play_exchange
 
 from .networks import collocated, dedicated, errors, mbit
 

@@ -11,7 +11,7 @@ from evenstep.network._following._link_tracker import ObservedExchange, Transfer
 from evenstep.network._plans._duration import ring_s
 from evenstep.network._plans._share_policies import AbstractSharePolicy, ShareDecision
 from evenstep.network.sim import follow_links, known_links
-from evenstep.network.sim._played import play_exchange
+from evenstep.network.sim._shared_links import play_exchange
 
 from ..._tiers import slow_but
 from .networks import collocated, dedicated, equal_s, mbit, planned, redrawn

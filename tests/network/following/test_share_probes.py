@@ -9,7 +9,7 @@ from evenstep.network._following._link_tracker import ObservedExchange, Transfer
 from evenstep.network._following._share_planner import ShareChoice
 from evenstep.network._following._share_trust import Probes, Trust
 from evenstep.network.sim import follow_links, known_links
-from evenstep.network.sim._played import play_exchange
+from evenstep.network.sim._shared_links import play_exchange
 
 from .networks import MBIT, collocated, dedicated, followed_late, mbit, mixed, planned
 

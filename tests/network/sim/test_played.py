@@ -17,8 +17,7 @@ from evenstep.network import (
 )
 from evenstep.network._plans._duration import ring_s
 from evenstep.network.sim import SharedLinksComm, follow_links, run_over_links
-from evenstep.network.sim._played import play_exchange
-from evenstep.network.sim._shared_links import timeline_s
+from evenstep.network.sim._shared_links import play_exchange, timeline_s
 from evenstep.sim import Workload, run
 
 LINKS = Links(np.array([200.0, 200, 200, 50]) * 125_000)
