@@ -36,7 +36,7 @@ def in_lab(
         asked.write_text(json.dumps({**settings, "began_s": monotonic()}), encoding="utf-8")
         command = ["-m", "benchmarks._network_run", str(asked), str(answer)]
         lines: list[str] = []  # agents that leave one by one complain: of interest on failure alone
-        code = lab.torchrun(command, trace=trace, tell=lines.append)
+        code = lab.torchrun(command, trace=trace, write=lines.append)
         if code:
             print("\n".join(lines), file=sys.stderr, flush=True)
             raise RuntimeError(f"The job {settings['job']!r} ended with {code}; see above.")

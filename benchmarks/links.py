@@ -79,7 +79,7 @@ def run(kind: str, world_size: int, slow: list[int], mbit: float, seconds: float
         watch = ["-m", "evenstep.watch", "--every", "0", "--run-dir", folder, __file__]
         lines: list[str] = []
         asked = [kind, str(slow[0]), str(mbit), str(seconds)]
-        if lab.torchrun([*watch, *asked], env=environment(), tell=lines.append):
+        if lab.torchrun([*watch, *asked], env=environment(), write=lines.append):
             raise RuntimeError("\n".join(lines))
         return diagnoses(Path(folder) / "events.jsonl")[-1]
 

@@ -232,7 +232,7 @@ def costs() -> Iterator[Row]:
 class _Silent:
     """Stands for the exchange: what it is told costs nothing here."""
 
-    def tell(self, messages: Any) -> None: ...
+    def send(self, messages: Any) -> None: ...
 
 
 def _watched(compares: bool) -> None:

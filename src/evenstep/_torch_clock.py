@@ -264,9 +264,9 @@ class Timeline:
             if self._clock.seconds(cuts[0][0], cuts[-1][0]) is None:
                 break
             marks, phases = zip(*cuts, strict=True)
-            told = list(map(self._clock.seconds, marks, marks[1:]))
-            lasted_s = [seconds for seconds in told if seconds is not None]
-            if len(lasted_s) < len(told):  # on another stream, where marks come in another order
+            spans = list(map(self._clock.seconds, marks, marks[1:]))
+            lasted_s = [seconds for seconds in spans if seconds is not None]
+            if len(lasted_s) < len(spans):  # on another stream, where marks come in another order
                 break
             self._unread.popleft()
             if min(lasted_s) >= 0:

@@ -26,7 +26,7 @@ def examined(hosts, out, *, threads=None):
     lines = []
     try:
         with Lab(hosts) as lab:
-            code = lab.torchrun([str(script)], tell=lines.append)
+            code = lab.torchrun([str(script)], write=lines.append)
     except LabUnavailable as error:
         pytest.skip(f"no lab can be made here: {error}")
     assert code == 0, "\n".join(lines)

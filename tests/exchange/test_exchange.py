@@ -38,7 +38,7 @@ def play(both, num_steps, *, reports=reports_of):
             told[rank].append(plan.batch_size)
             report(both[rank], step, reports(rank, step, plan.batch_size[rank]))
         told[rank].append(both[rank].at(num_steps).batch_size)
-        both[rank].hear_out(both[rank].last_step, limit_s=10.0)
+        both[rank].wait_for_reports(both[rank].last_step, limit_s=10.0)
 
     threads = [threading.Thread(target=go, args=(rank,)) for rank in (0, 1)]
     for thread in threads:
@@ -258,7 +258,7 @@ def test_a_rank_that_ends_waits_until_all_have_reported_its_last_step(star):
     ended = threading.Event()
 
     def end():
-        both[0].hear_out(both[0].last_step, limit_s=20.0)
+        both[0].wait_for_reports(both[0].last_step, limit_s=20.0)
         ended.set()
 
     thread = threading.Thread(target=end)
@@ -274,10 +274,10 @@ def test_a_rank_that_ends_waits_for_no_answer_of_one_that_has_left(star):
     both, _ = star()
     for rank in (0, 1):
         report(both[rank], 0, reports_of(rank, 0, both[rank].at(0).batch_size[rank]))
-    both[0].hear_out(both[0].last_step, limit_s=10.0)
+    both[0].wait_for_reports(both[0].last_step, limit_s=10.0)
     both[0].close()
     begin_s = monotonic()
-    both[1].hear_out(both[1].last_step, limit_s=20.0)
+    both[1].wait_for_reports(both[1].last_step, limit_s=20.0)
 
     assert monotonic() - begin_s < 10.0
 
@@ -459,7 +459,7 @@ def train(exchange, told, used, *, ahead, late, took_s):
         ready = tuple(waiting[: len(waiting) - late])
         del waiting[: len(ready)]
         exchange.report(step, lambda step=step, ready=ready: [StepReports(step, ready)])
-    exchange.hear_out(exchange.last_step, limit_s=10.0)
+    exchange.wait_for_reports(exchange.last_step, limit_s=10.0)
     exchange.close()
 
 

@@ -40,7 +40,7 @@ class Watched:
     def come_to(self, *counts, paused=()):
         """Have each rank come to what it is said to have counted."""
         for rank, of_rank in enumerate(counts):
-            self.watch.heard(rank, ProgressReport(of_rank, is_paused=rank in paused))
+            self.watch.take(rank, ProgressReport(of_rank, is_paused=rank in paused))
         self.watch.look(self.now_s)  # sees that they moved
 
     def wait(self, num_looks, *, by_s=1.0, **places):
@@ -231,7 +231,7 @@ def test_who_owes_the_message_that_others_wait_for_is_the_one_to_blame():
     for progress, culprit in cases:
         watched = Watched()
         for rank, told in enumerate(progress):
-            watched.watch.heard(rank, told)
+            watched.watch.take(rank, told)
 
         (rank, problem), looks = watched.wait(200, **{f"r{culprit}": USERS})
 
@@ -244,9 +244,9 @@ def test_who_owes_the_message_that_others_wait_for_is_the_one_to_blame():
 def test_a_rank_that_owes_a_message_may_wait_for_a_step_itself():
     """Rank 0 waits for rank 2, whose sizes the next plan needs, before it draws the next order."""
     watched = Watched()
-    watched.watch.heard(0, ProgressReport({STEPS: 7}))
-    watched.watch.heard(1, ProgressReport({STEPS: 7}, awaited={"loader 0": 1}))
-    watched.watch.heard(2, ProgressReport({STEPS: 6}))
+    watched.watch.take(0, ProgressReport({STEPS: 7}))
+    watched.watch.take(1, ProgressReport({STEPS: 7}, awaited={"loader 0": 1}))
+    watched.watch.take(2, ProgressReport({STEPS: 6}))
 
     assert watched.wait(200)[0][0] == 2
 
@@ -255,7 +255,7 @@ def test_messages_that_are_sent_ahead_keep_none_waiting():
     """Ranks may read ahead by unlike numbers of steps, and all pause then."""
     watched = Watched()
     for rank in range(3):
-        watched.watch.heard(rank, ProgressReport(sent={"lengths of loader 0": 5 - rank}))
+        watched.watch.take(rank, ProgressReport(sent={"lengths of loader 0": 5 - rank}))
 
     assert watched.wait(1000) == (None, 1000)
 
@@ -333,7 +333,7 @@ def test_five_steps_in_a_row_are_said_with_the_first_and_its_ranks(books, said):
     for step in (4, 5, 6):
         for rank in (1, 2):
             hear(books, rank, step)
-        books.tell(step, is_half=False)
+        books.report(step, is_half=False)
     assert said == []
 
     hear(books, 1, 7)
@@ -371,7 +371,7 @@ def test_in_half_precision_a_loss_scale_may_halve_until_it_is_one(books, said):
 def test_a_run_that_ends_so_is_told_of_it(books, said):
     """A script that raises on its first NaN has fewer than five."""
     hear(books, 1, 3)
-    books.tell(4, is_half=False)
+    books.report(4, is_half=False)
     books.end(4)
 
     assert said == [LossNotFinite(3, (1,))]
@@ -389,7 +389,7 @@ def test_a_run_that_ends_well_says_nothing(bad, books, said):
 def test_a_device_that_is_read_late_is_still_the_first(books, said):
     """Ranks tell of their steps when their devices have got there."""
     for step in (4, 5, 6):
-        books.tell(step, is_half=False)
+        books.report(step, is_half=False)
     hear(books, 1, 3, 4, 5, 6, 7)
 
     assert said == [LossNotFinite(3, (1,))]

@@ -359,7 +359,7 @@ def test_locks_are_taken_in_one_order(reports):
                 with loader:  # it cuts the batch
                     pass
                 report(exchange, step, reports(rank, step, size))
-            exchange.hear_out(exchange.last_step, limit_s=10.0)
+            exchange.wait_for_reports(exchange.last_step, limit_s=10.0)
             exchange.close()
 
         threads = [

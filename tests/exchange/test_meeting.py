@@ -22,7 +22,7 @@ from evenstep._exchange._world_check import (
     described,
     difference,
     differing,
-    first_unlike,
+    first_different,
     refusal,
 )
 from evenstep._planner import Bounds
@@ -263,7 +263,7 @@ def test_many_ranks_and_many_values_stay_one_sentence():
 )
 def test_the_first_entry_that_differs_is_found(one, other):
     """Also where a rank lacks it."""
-    name, values = first_unlike([one, other])
+    name, values = first_different([one, other])
 
     assert name == "b"
     assert values == [one.get("b", "none"), other.get("b", "none")]
@@ -271,7 +271,7 @@ def test_the_first_entry_that_differs_is_found(one, other):
 
 def test_entries_in_another_order_are_told():
     """The entries themselves are all alike then."""
-    name, values = first_unlike([{"a": "1", "b": "2"}, {"b": "2", "a": "1"}])
+    name, values = first_different([{"a": "1", "b": "2"}, {"b": "2", "a": "1"}])
 
     assert (name, values) == ("the order", ["a, b", "b, a"])
 

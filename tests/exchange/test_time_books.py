@@ -49,7 +49,7 @@ def run(books, clock, steps, *, late):
             us = {"waited_us": 50_000} if waits else {"input_us": 50_000 * (rank == late)}
             is_enough = books.add(rank, step, row(**us))
         if is_enough:
-            books.tell()
+            books.report()
 
 
 @pytest.fixture
@@ -124,7 +124,7 @@ def loops(books, clock, *, clues=lambda step: None, host=None):
         for rank in (0, 1):
             is_enough = books.add(rank, step, times[rank])
         if is_enough:
-            books.tell()
+            books.report()
     books.end()
 
 
@@ -204,14 +204,14 @@ def test_a_diagnosis_that_raises_is_logged_once_and_the_account_goes_on(books, t
     run(books, clock, range(50), late=1)
     books.add(0, 50, [*row(), 7])
     books.add(1, 50, [*row(), 7])
-    books.tell()
+    books.report()
     run(books, clock, range(51, 400), late=1)
     books.end()
 
     assert diagnoses(told) == []
     assert told[-1].step == 399
     (record,) = caplog.records
-    assert "who waits for whom is not told any more" in record.getMessage()
+    assert "who waits for whom is not reported any more" in record.getMessage()
 
 
 class Owner(AllThere):

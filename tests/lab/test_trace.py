@@ -278,7 +278,7 @@ def test_three_hosts_sum_over_gloo(tmp_path):
     trace = Trace([Change(0, 1, mbit=40)])
     with Lab([Host(mbit=100, cpus=1.5), Host(mbit=100), Host()]) as lab:
         command = [str(tmp_path / "script.py"), "--word"]
-        code = lab.torchrun(command, trace=trace, tell=lines.append)
+        code = lab.torchrun(command, trace=trace, write=lines.append)
         traffic = [lab.interface_bytes(host) for host in range(3)]
         rate = lab.hosts[1].mbit
         run_id = lab.run_id

@@ -186,7 +186,7 @@ class World:
             self.clues.begin_step(step, self.garbage.total_s, self.compiling.total_s, 1)
             go(step)
             self.now_s += 1 / 64
-            found += self.clues.told(step - 1)
+            found += self.clues.reports(step - 1)
         return found
 
 

@@ -301,12 +301,12 @@ def test_by_cost_means_over_samples_are_not_compared(units, compares):
 def test_gradients_of_any_size_are_compared_or_left_out(size):
     """In double precision, the square of a small number is 0 and that of a large one infinite."""
     sent, looks = [], []
-    watch = OutputWatch(SimpleNamespace(tell=sent.extend), compares=True)
+    watch = OutputWatch(SimpleNamespace(send=sent.extend), compares=True)
     step = StepUnderWay(0, 4, 8, 0.0, None)
     look_at(torch.full((4, 3), size, dtype=torch.float64), looks, output=0)
     watch.note(0, Ticket(step, 4, 1.0, 1.0, is_last=True), looks)
     watch.read()
-    watch.tell()
+    watch.report()
 
     rows = [row for told in sent for row in told.rows]
     assert len(rows) == (size < 1e100)

@@ -173,7 +173,7 @@ class Idle:
     def divergence(self):
         return self
 
-    def tell(self, reduced):
+    def send(self, reduced):
         """Nobody is told."""
 
 

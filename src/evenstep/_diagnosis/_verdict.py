@@ -58,7 +58,7 @@ _QUOTA = "raise its CPU quota, or start fewer threads; meanwhile give it fewer s
 _ALL_INPUT = "give all loaders more workers, faster storage, or data that is prepared beforehand"
 
 
-def told(cause: Cause, rank: int | None, facts: Facts) -> tuple[str, str]:
+def worded(cause: Cause, rank: int | None, facts: Facts) -> tuple[str, str]:
     """Return the evidence for a cause, and what to do."""
     if cause is Cause.NETWORK:
         return _of_exchange(rank, facts)
@@ -239,7 +239,7 @@ def verdict(
     found.sort(key=lambda one: -one.share)
     facts = Facts(sums, rates, links, slow, jump_us, levels)
     causes = tuple(
-        FoundCause(one.cause, one.rank, min(1.0, one.share), *told(one.cause, one.rank, facts))
+        FoundCause(one.cause, one.rank, min(1.0, one.share), *worded(one.cause, one.rank, facts))
         for one in found
     )
     return Diagnosis(

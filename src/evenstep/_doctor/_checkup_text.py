@@ -81,8 +81,8 @@ def _links(checkup: Checkup, width: int | None) -> list[str]:
             row = [f"to rank {receiver}"]
             for sender in ends:
                 link = by_pair.get((receiver, sender))
-                told = "" if link is None else f"{number(link.mbit)}, {seconds(link.round_trip_s)}"
-                row.append(told)
+                cell = "" if link is None else f"{number(link.mbit)}, {seconds(link.round_trip_s)}"
+                row.append(cell)
             rows.append(row)
         head = ["Mbit/s, round trip", *(f"from {rank}" for rank in ends)]
         return [text_table(head, rows, width=width)]

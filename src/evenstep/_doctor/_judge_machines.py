@@ -69,9 +69,9 @@ def _missing(checkup: Checkup) -> Iterator[FoundAilment]:
 def _versions(checkup: Checkup) -> Iterator[FoundAilment]:
     names = sorted({name for facts in checkup.ranks for name in facts.versions})
     for name in names:
-        told = [facts for facts in checkup.ranks if name in facts.versions]
+        known = [facts for facts in checkup.ranks if name in facts.versions]
         found: dict[str, list[int]] = {}
-        for facts in told:
+        for facts in known:
             found.setdefault(_compared(name, facts.versions[name]), []).append(facts.rank)
         if len(found) < 2:
             continue  # a package that only some have is shown by their devices

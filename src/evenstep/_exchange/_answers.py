@@ -23,7 +23,7 @@ class Stop:
     A rank that wants one asks rank 0, whose next answer says so to all.
 
     Attributes:
-        told: whether this process was asked to end.
+        asked_here: whether this process was asked to end.
         asked: whether a rank known here wants to stop.
         after: the answer from which on all ranks know; None as long as there is none.
     """
@@ -31,13 +31,13 @@ class Stop:
     kinds = (StopRequest,)
 
     def __init__(self) -> None:
-        self.told = False
+        self.asked_here = False
         self.asked = False
         self.after: int | None = None
 
     def ask(self) -> None:
         """Have all ranks stop. May be called from a signal handler."""
-        self.told = self.asked = True
+        self.asked_here = self.asked = True
 
     def received(self, peer: int, message: Message) -> None:
         """On rank 0: take in that a rank wants to stop."""
@@ -49,7 +49,7 @@ class Stop:
             self.after = index
         return Answer(index, due, done, self.after is not None)
 
-    def hear(self, answer: Answer) -> None:
+    def take(self, answer: Answer) -> None:
         """Elsewhere: take in an answer."""
         if answer.stops and self.after is None:
             self.after = answer.index
@@ -102,8 +102,8 @@ class Answers:
             return
         with self._lock:
             self._untold.append(PlanReply(plan))
-        self._router.later(self._tell, delay_s=0.0)
-        self._hear(plan)
+        self._router.later(self._send, delay_s=0.0)
+        self._take(plan)
 
     def publish(self, index: int, *, due: int, done: int) -> None:
         """Let the newest plan be the answer to step ``index``, and to all until one is due.
@@ -118,7 +118,7 @@ class Answers:
         self._keep(answer)  # claims need it before others know
         for extension in self.extensions:
             extension.answers(through(answer))
-        self._tell(answer)
+        self._send(answer)
         self._publish(answer)
 
     def completed(self, step: int) -> None:
@@ -157,9 +157,9 @@ class Answers:
         """Take in a plan, an answer, or which steps are done; or, on rank 0, who asks for that."""
         match message:
             case PlanReply(plan):
-                self._hear(plan)
+                self._take(plan)
             case Answer():
-                self._stop.hear(message)
+                self._stop.take(message)
                 self.newest_done = max(self.newest_done, message.done)
                 self._keep(message)
                 self._publish(message)
@@ -172,12 +172,12 @@ class Answers:
                     self.newest_done = max(self.newest_done, step)
                     self._router.changed.notify_all()
 
-    def _hear(self, plan: Plan) -> None:
+    def _take(self, plan: Plan) -> None:
         self._plan = plan
         for listener in tuple(self.listeners):
             listener(plan)
 
-    def _tell(self, *answer: Answer) -> None:
+    def _send(self, *answer: Answer) -> None:
         with self._lock:
             plans, self._untold = self._untold, []
             if plans or answer:

@@ -69,7 +69,7 @@ class StarChannel:
         self._heartbeat_s = heartbeat_s
         self._deadline_s = deadline_s
         self._clock = clock
-        self._heard = dict.fromkeys(peers, clock())
+        self._newest_s = dict.fromkeys(peers, clock())
         self._gone: set[int] = set()
         self._behind: set[int] = set()  # peers whose connection has not taken all
         self._soon: deque[Callable[[], None]] = deque()
@@ -158,7 +158,7 @@ class StarChannel:
             selector.register(peer.connection, selectors.EVENT_READ, number)
         selector.register(self._woken, selectors.EVENT_READ, None)
         beat_s = self._clock()
-        self._heard = dict.fromkeys(self._heard, beat_s)
+        self._newest_s = dict.fromkeys(self._newest_s, beat_s)
         while not self._closing.is_set():
             for key, _ in selector.select(timeout=self._wait_s(beat_s)):
                 if key.data is None:
@@ -192,7 +192,7 @@ class StarChannel:
             if number not in self._gone and peer.beat():
                 self._behind.add(number)
         if late_s > self._heartbeat_s:  # this process was stopped, and the others are not late
-            self._heard = dict.fromkeys(self._heard, now_s)
+            self._newest_s = dict.fromkeys(self._newest_s, now_s)
         self._check_silence(now_s, receiver)
         self._guard(receiver.tick)
 
@@ -207,7 +207,7 @@ class StarChannel:
         """Take in what a peer sent, or that its connection is at an end."""
         peer = self._peers[number]
         if (messages := peer.receive()) is not None:
-            self._heard[number] = self._clock()
+            self._newest_s[number] = self._clock()
         for message in messages or ():
             self._guard(receiver.received, number, message)
         if peer.end:
@@ -217,7 +217,7 @@ class StarChannel:
 
     def _check_silence(self, now_s: float, receiver: Receiver) -> None:
         for number, peer in self._peers.items():
-            silent_s = now_s - self._heard[number]
+            silent_s = now_s - self._newest_s[number]
             if number in self._gone:
                 continue
             if silent_s > self._deadline_s:

@@ -45,7 +45,9 @@ _CALM_S = 30.0  # from one that is reported to the next
 _FEWEST = 10  # steps, for a diagnosis at the end
 _MOST_CLUES = 256  # steps with some whose times are not complete
 
-_GOES_ON = "Training and balancing go on; who waits for whom is not told any more in this run."
+_CONTINUES = (
+    "Training and balancing continue; who waits for whom is not reported any more in this run."
+)
 
 # Everybody waits for a decision. A policy that takes longer is asked so rarely that it costs a
 # twentieth of the time; but never less often than once a minute, as speeds change.
@@ -74,7 +76,7 @@ class TimeBooks:
         self._emit = emit
         self._clock = clock
         self._lock = threading.Lock()  # reports arrive while events are emitted
-        self._telling = threading.Lock()
+        self._reporting = threading.Lock()
         self._accounts = StepAccounts(world_size)
         self._diagnoser = Diagnoser(world_size, parts_stay=False) if world_size > 1 else None
         self._ranks = range(world_size)
@@ -103,18 +105,18 @@ class TimeBooks:
             with self._lock:
                 self._hosts.append((rank, clues))
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Report the steps that all ranks are through with."""
         accounts, found = self._take(self._changed)
-        self._tell(accounts, found)
+        self._report(accounts, found)
 
     def end(self) -> None:
         """Report all that is left, and the run as a whole; once."""
         accounts, found = self._take(self._of_whole_run)
         self._diagnoser = None
-        self._tell(accounts, found)
+        self._report(accounts, found)
 
-    def _tell(self, accounts: StepsAccounted | None, found: Diagnosis | None) -> None:
+    def _report(self, accounts: StepsAccounted | None, found: Diagnosis | None) -> None:
         if accounts is not None:
             self._emit(accounts)
         if found is not None:
@@ -125,7 +127,7 @@ class TimeBooks:
     ) -> tuple[StepsAccounted | None, Diagnosis | None]:
         """Return the account of the complete steps, and the diagnosis with them, if it is due."""
         found = None
-        with self._telling:
+        with self._reporting:
             with self._lock:
                 steps = self._accounts.take()
                 hosts, self._hosts = self._hosts, []
@@ -138,7 +140,7 @@ class TimeBooks:
                         self._diagnoser.add(step, spent_us, noticed)
                     found = diagnose(self._diagnoser)
                 except Exception as error:
-                    log_fault(steps[-1][0] if steps else None, error, _GOES_ON)
+                    log_fault(steps[-1][0] if steps else None, error, _CONTINUES)
                     self._diagnoser = None
         return accounted(*zip(*steps, strict=True)) if steps else None, found
 
@@ -216,7 +218,7 @@ class Decisions:
         self._unkept: deque[tuple[list[Report], Plan, tuple[Event, ...]]] = deque()
         self._keeps_soon = False
         self._burden: int | None = None  # who was one at the last look
-        self._told: set[int] = set()
+        self._warned: set[int] = set()
         self._rest_until_s = 0.0
         self._num_slow = 0  # in a row
         self._answered = -1  # the newest step that was answered
@@ -232,7 +234,7 @@ class Decisions:
                 self.answer(index)
             case TimesReport(step, spent_us):
                 if self._times.add(peer, step, spent_us):
-                    self._answers.later(self._times.tell)
+                    self._answers.later(self._times.report)
             case CluesReport(step, clues):
                 self._times.add_clues(peer, step, clues)
             case HostReport(clues):
@@ -420,8 +422,8 @@ class Decisions:
         with self._lock:
             assert self.planner is not None
             measured = self.planner.account(reports, ran)
-            told = self._look_for_burden(reports[0].step)
-        return (measured, *events, *told) if measured else (*events, *told)
+            warned = self._look_for_burden(reports[0].step)
+        return (measured, *events, *warned) if measured else (*events, *warned)
 
     def _look_for_burden(self, step: int) -> tuple[WorkerUnhelpful, ...]:
         """Return the worker that costs more than it brings, once, if two looks in a row say so."""
@@ -430,7 +432,7 @@ class Decisions:
         found = self.planner.burden(step)
         rank, before = None if found is None else found.rank, self._burden
         self._burden = rank
-        if found is None or rank != before or rank in self._told:
+        if found is None or rank != before or rank in self._warned:
             return ()
-        self._told.add(found.rank)
+        self._warned.add(found.rank)
         return (found,)

@@ -33,36 +33,36 @@ class Reductions:
     def __init__(self, world_size: int) -> None:
         self._world_size = world_size
         self._lock = threading.Lock()
-        self._told: defaultdict[ReductionKey, dict[int, Reduced]] = defaultdict(dict)
+        self._reported: defaultdict[ReductionKey, dict[int, Reduced]] = defaultdict(dict)
 
     def take(self, rank: int, reduced: Reduced) -> RanksDiverged | None:
         """Take in what a rank reduced; return how it differs from what others did, if it does."""
         key = reduced.model, reduced.number
         with self._lock:
-            told = self._told[key]
-            told[rank] = reduced
-            if 2 * len(told) > self._world_size and _differ(told.values()):
-                return _differing(told, key)
-            if len(told) == self._world_size:
-                del self._told[key]
+            reported = self._reported[key]
+            reported[rank] = reduced
+            if 2 * len(reported) > self._world_size and _differ(reported.values()):
+                return _differing(reported, key)
+            if len(reported) == self._world_size:
+                del self._reported[key]
         return None
 
     def steps(self, key: ReductionKey) -> tuple[int, list[int]]:
         """Return how many ranks reported a reduction, and which steps it may be of by them."""
         with self._lock:
-            told = list(self._told.get(key, {}).values())
-        possible = [one.shares.keys() | set(one.maybe) for one in told]
-        return len(told), sorted(set.intersection(*possible)) if possible else []
+            reported = list(self._reported.get(key, {}).values())
+        possible = [one.shares.keys() | set(one.maybe) for one in reported]
+        return len(reported), sorted(set.intersection(*possible)) if possible else []
 
 
-def _differ(told: Iterable[Reduced]) -> bool:
+def _differ(reported: Iterable[Reduced]) -> bool:
     """Return whether ranks cannot have put the same into a reduction."""
-    first, *others = told
+    first, *others = reported
     if all(one == first for one in others):
         return False
-    if len({one.checksum for one in told if one.checksum}) > 1:
+    if len({one.checksum for one in reported if one.checksum}) > 1:
         return True
-    return any(not _may_be(one, other) for one in told for other in told)
+    return any(not _may_be(one, other) for one in reported for other in reported)
 
 
 def _may_be(one: Reduced, other: Reduced) -> bool:
@@ -75,10 +75,10 @@ def _may_be(one: Reduced, other: Reduced) -> bool:
     )
 
 
-def _differing(told: Mapping[int, Reduced], key: ReductionKey) -> RanksDiverged:
-    if all(_may_be(one, other) for one in told.values() for other in told.values()):
-        return _assigned_apart(told)
-    kinds = {rank: _words(one) for rank, one in sorted(told.items())}
+def _differing(reported: Mapping[int, Reduced], key: ReductionKey) -> RanksDiverged:
+    if all(_may_be(one, other) for one in reported.values() for other in reported.values()):
+        return _assigned_apart(reported)
+    kinds = {rank: _words(one) for rank, one in sorted(reported.items())}
     (most, _), *_ = Counter(kinds.values()).most_common()
     rank = next((rank for rank, words in reversed(kinds.items()) if words != most), max(kinds))
     others = [other for other, words in kinds.items() if words == most and other != rank]
@@ -92,17 +92,17 @@ def _differing(told: Mapping[int, Reduced], key: ReductionKey) -> RanksDiverged:
     )
 
 
-def _assigned_apart(told: Mapping[int, Reduced]) -> RanksDiverged:
+def _assigned_apart(reported: Mapping[int, Reduced]) -> RanksDiverged:
     """Say which rank went by another assignment of the same step's samples."""
-    sums = {rank: one.checksum for rank, one in sorted(told.items()) if one.checksum}
+    sums = {rank: one.checksum for rank, one in sorted(reported.items()) if one.checksum}
     (most, _), *_ = Counter(sums.values()).most_common()
     rank = next(rank for rank, checksum in reversed(sums.items()) if checksum != most)
     others = [other for other, checksum in sums.items() if checksum == most]
     return RanksDiverged(
         rank,
         f"Rank {rank} used an assignment of samples with checksum {sums[rank]:#010x} in "
-        f"{_words(told[rank])}, and {listed(others)} used {most:#010x}: that gradient was wrong. "
-        f"Either the lengths of `Balancer(cost=...)` differ between ranks, or evenstep has a "
+        f"{_words(reported[rank])}, and {listed(others)} used {most:#010x}: that gradient was "
+        f"wrong. Either the lengths of `Balancer(cost=...)` differ between ranks, or evenstep has a "
         f"defect: please report it. Continue from the last checkpoint.",
     )
 
@@ -138,7 +138,7 @@ class DivergenceCheck:
         self._awaited: set[ReductionKey] = set()
         self._has_asked = False  # on rank 0, for the reports that others hold
 
-    def tell(self, reduced: Sequence[Reduced]) -> None:
+    def send(self, reduced: Sequence[Reduced]) -> None:
         """Send reductions to rank 0 outside of a report."""
         if reduced:
             self._router.to_leader(*reduced)
@@ -192,9 +192,9 @@ class DivergenceCheck:
         self._answer(key)
 
     def _answer(self, key: ReductionKey) -> None:
-        num_told, steps = self._books.steps(key)
+        num_reported, steps = self._books.steps(key)
         with self._router.changed:
-            is_all = num_told + len(self._asking.get(key, ())) == self._router.world_size
+            is_all = num_reported + len(self._asking.get(key, ())) == self._router.world_size
             asking = self._asking.pop(key, set()) if is_all or len(steps) == 1 else set()
         for rank in asking:
             self._router.to(rank, StepsReply(key, tuple(steps)))

@@ -327,7 +327,7 @@ class Exchange:
         self._answers.extensions.append(extension)
         self.decisions.holds = False
 
-    def tell_workers(self, message: Message) -> None:
+    def send_to_workers(self, message: Message) -> None:
         """On rank 0: send an extension's message to all other workers, ahead of the next answer."""
         self._router.to_workers(message)
 
@@ -368,7 +368,7 @@ class Exchange:
             self.lost_ranks.check_left()
         self._progress.counts[STEPS] = self.last_step
 
-    def tell(self, messages: Sequence[Message]) -> None:
+    def send(self, messages: Sequence[Message]) -> None:
         """Send messages to rank 0 that no plan waits for, with the reports of this rank."""
         if messages:
             self._reports.add(lambda: messages, is_due=False)
@@ -418,7 +418,7 @@ class Exchange:
         self.lost_ranks.check_left()
         self.lost_ranks.check()
 
-    def hear_out(self, step: int, *, limit_s: float) -> None:
+    def wait_for_reports(self, step: int, *, limit_s: float) -> None:
         """Wait until all ranks have reported a step, or never will.
 
         Rank 0 has compared by then what all ranks made of it.
@@ -430,7 +430,7 @@ class Exchange:
         """
         self.report_all()
         self._router.to_leader(DoneRequest(step))
-        self._router.wait(partial(self._is_heard_out, step), limit_s=limit_s)
+        self._router.wait(partial(self._is_reported, step), limit_s=limit_s)
 
     def report_all(self) -> None:
         """Send the reports that were noted."""
@@ -454,7 +454,7 @@ class Exchange:
             self.report_all()
             self._router.wait(self._are_through, limit_s=_LAST_CLAIMS_S)
             if self._router.rank == 0 and not self.lost_ranks.has_failed:
-                self.hear_out(self.last_used, limit_s=_LAST_REPORTS_S)
+                self.wait_for_reports(self.last_used, limit_s=_LAST_REPORTS_S)
             self._router.to_everyone(self.lost_ranks.goodbye(self.num_loops))
             self._router.close()
             self._channel = None
@@ -474,7 +474,7 @@ class Exchange:
         self._reports.flush(waits=False)
         if not self.lost_ranks.is_broken and (hung := self._progress.look()) is not None:
             self.lost_ranks.lose(*hung)
-        self.lost_ranks.act(told_to_end=self.stop.told)
+        self.lost_ranks.act(asked_to_end=self.stop.asked_here)
 
     @property
     def newest_needed(self) -> int:
@@ -524,7 +524,7 @@ class Exchange:
         is_first = self._first_step is None or index < self._first_step
         return self._answers.plans[_BEFORE_ALL if is_first else index]
 
-    def _is_heard_out(self, step: int) -> bool:
+    def _is_reported(self, step: int) -> bool:
         """Return whether all have reported a step, or those that could say so have left."""
         left, is_leader = self.lost_ranks.left, self._router.rank == 0
         is_over = len(left) == self._router.world_size - 1 if is_leader else 0 in left

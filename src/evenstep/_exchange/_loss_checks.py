@@ -161,7 +161,7 @@ class LossScales:
         self._refuse = refuse
         self._warn = warn
         self._lock = threading.Lock()
-        self._told: dict[int, dict[int, tuple[ScaleRow, ...]]] = {}  # by step and rank
+        self._reported: dict[int, dict[int, tuple[ScaleRow, ...]]] = {}  # by step and rank
         self._trials: dict[tuple[int, int], LossTrial] = {}
         self._found: dict[tuple[int, int], Slope] = {}
         self._has_warned = False
@@ -177,26 +177,26 @@ class LossScales:
         assert isinstance(message, ScalesReport)
         step = message.step
         with self._lock:
-            told = self._told.setdefault(step, {})
-            told[peer] = message.rows
-            if len(self._told) > _MOST_OPEN:
-                del self._told[min(self._told)]
-            if len(told) < self._world_size:
+            reported = self._reported.setdefault(step, {})
+            reported[peer] = message.rows
+            if len(self._reported) > _MOST_OPEN:
+                del self._reported[min(self._reported)]
+            if len(reported) < self._world_size:
                 return
-            del self._told[step]
-            news = self._judge(told)
+            del self._reported[step]
+            news = self._judge(reported)
         if news == "between" and not self._has_warned:
             self._has_warned = True
             self._warn(f"Up to step {step}, {_SEEN} {_FOUND[news][0]}. {_FOUND[news][1]}")
         elif news not in (None, "between"):
             self._refuse(LossRefused(_refusal(self._said, news, step)))
 
-    def _judge(self, told: Mapping[int, tuple[ScaleRow, ...]]) -> str | None:
+    def _judge(self, reported: Mapping[int, tuple[ScaleRow, ...]]) -> str | None:
         """Return what is new and not as it was said, if anything is."""
         columns: defaultdict[tuple[int, int], FloatArray] = defaultdict(
             lambda: np.zeros((3, self._world_size))
         )
-        for rank, rows in told.items():
+        for rank, rows in reported.items():
             for model, output, *column in rows:
                 columns[model, output][:, rank] = column
         news: set[str] = set()
@@ -287,7 +287,7 @@ class NotFinite:
         self._half: set[int] = set()  # those in which it may be the loss scale
         self._is_said = False
 
-    def tell(self, step: int, *, is_half: bool) -> None:
+    def report(self, step: int, *, is_half: bool) -> None:
         """Have rank 0 know that this rank's loss was not finite in ``step``.
 
         Args:

@@ -376,13 +376,13 @@ class LostRanks:
         self.thread_id = self._framework.training_thread()
         return self.watch.enter_collective()
 
-    def act(self, *, told_to_end: bool) -> None:
+    def act(self, *, asked_to_end: bool) -> None:
         """End the process if a worker was lost and the training thread cannot come by to say so.
 
         Args:
-            told_to_end: whether this process was asked to end as well.
+            asked_to_end: whether this process was asked to end as well.
         """
-        if self.is_broken and told_to_end:
+        if self.is_broken and asked_to_end:
             # No rank is left to agree with, and the one that said so waits, as torchrun does
             # before it starts the workers anew.
             self.watch.end(f"{self.watch.error} This process was told to end as well.")

@@ -31,7 +31,7 @@ class Mailbox:
     def __init__(self, router: Router) -> None:
         self._router = router
         self._here: dict[MailKey, IntArray] = {}
-        self._told: dict[MailKey, dict[int, Sequence[int]]] = {}  # on rank 0, until all have sent
+        self._sent: dict[MailKey, dict[int, Sequence[int]]] = {}  # on rank 0, until all have sent
         self._awaited: set[MailKey] = set()
         self._num_shared: dict[int, int] = {}
 
@@ -39,7 +39,7 @@ class Mailbox:
         """Return whether a thread here waits for a message of ``rank``."""
         if self._router.rank != 0:
             return rank == 0 and bool(self._awaited)
-        return any(rank not in self._told.get(key, ()) for key in tuple(self._awaited))
+        return any(rank not in self._sent.get(key, ()) for key in tuple(self._awaited))
 
     def check(self) -> None:
         """Raise if a worker was lost.
@@ -122,13 +122,13 @@ class Mailbox:
     def _collect(self, rank: int, key: MailKey, numbers: Sequence[int]) -> None:
         """On rank 0: take in what a rank sent, and send the whole to all if it was the last."""
         with self._router.changed:
-            told = self._told.setdefault(key, {})
-            told[rank] = numbers
-            if len(told) < self._router.world_size:
+            by_rank = self._sent.setdefault(key, {})
+            by_rank[rank] = numbers
+            if len(by_rank) < self._router.world_size:
                 return
-            rows = np.array([told[rank] for rank in range(len(told))], np.int64).ravel()
+            rows = np.array([by_rank[rank] for rank in range(len(by_rank))], np.int64).ravel()
             self._put(key, rows)
-            del self._told[key]
+            del self._sent[key]
         self.post(key, rows)
 
     def _put(self, key: MailKey, ints: IntArray) -> None:

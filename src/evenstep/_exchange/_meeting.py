@@ -196,58 +196,58 @@ class Acceptor:
                     self._cannot_accept(server, error)
                 return
             try:
-                newcomer = PendingPeer(connection, self._token)
+                pending = PendingPeer(connection, self._token)
             except OSError:
                 connection.close()
                 continue
-            self._since_s[newcomer] = now_s
-            self._selector.register(connection, selectors.EVENT_READ, newcomer)
+            self._since_s[pending] = now_s
+            self._selector.register(connection, selectors.EVENT_READ, pending)
             if len(self._since_s) > self._most:
                 self._make_room("there are too many")
 
-    def read(self, newcomer: PendingPeer) -> Greeting | None:
+    def read(self, pending: PendingPeer) -> Greeting | None:
         """Return what a newcomer says; None if it has not said all, or was turned away."""
         try:
-            return newcomer.read()
+            return pending.read()
         except Exception as error:  # strangers send anything
-            self.turn_away(newcomer, str(error))
+            self.turn_away(pending, str(error))
             return None
 
-    def let_in(self, newcomer: PendingPeer) -> tuple[socket.socket, Wire] | None:
+    def let_in(self, pending: PendingPeer) -> tuple[socket.socket, Wire] | None:
         """Welcome a newcomer that has greeted; return its connection, or None if that broke.
 
         It is no longer read here.
         """
         try:
-            connected = newcomer.welcome()
+            connected = pending.welcome()
         except OSError as error:
-            self.turn_away(newcomer, str(error))
+            self.turn_away(pending, str(error))
             return None
-        del self._since_s[newcomer]
-        self._forget(newcomer)
+        del self._since_s[pending]
+        self._forget(pending)
         return connected
 
-    def turn_away(self, newcomer: PendingPeer, reason: str) -> None:
+    def turn_away(self, pending: PendingPeer, reason: str) -> None:
         """Close the connection of a newcomer."""
         logging.getLogger("evenstep").debug("A connection to rank 0 was refused: %s.", reason)
-        if self._since_s.pop(newcomer, None) is not None:
-            self._forget(newcomer)
-        newcomer.connection.close()
+        if self._since_s.pop(pending, None) is not None:
+            self._forget(pending)
+        pending.connection.close()
 
     def clear(self, now_s: float) -> None:
         """Turn newcomers away that have had their time to greet; accept again after a problem."""
         if self._paused is not None:
             paused, self._paused = self._paused, None
             self._selector.register(paused.fileobj, paused.events, paused.data)
-        for newcomer, since_s in tuple(self._since_s.items()):
+        for pending, since_s in tuple(self._since_s.items()):
             if now_s - since_s <= _GREETING_S:
                 return
-            self.turn_away(newcomer, f"it did not greet within {_GREETING_S:g} s")
+            self.turn_away(pending, f"it did not greet within {_GREETING_S:g} s")
 
     def close(self) -> None:
         """Turn all newcomers away."""
-        for newcomer in tuple(self._since_s):
-            self.turn_away(newcomer, "all ranks have connected")
+        for pending in tuple(self._since_s):
+            self.turn_away(pending, "all ranks have connected")
 
     def _make_room(self, reason: str) -> None:
         """Turn the oldest newcomer away of those that have said nothing, if there are any."""
@@ -261,9 +261,9 @@ class Acceptor:
         else:
             self.problem, self._paused = error, self._selector.unregister(server)
 
-    def _forget(self, newcomer: PendingPeer) -> None:
+    def _forget(self, pending: PendingPeer) -> None:
         with suppress(KeyError, ValueError):
-            self._selector.unregister(newcomer.connection)
+            self._selector.unregister(pending.connection)
 
 
 _LOOK_S = 0.5  # between two looks at which newcomers have not greeted
@@ -489,9 +489,9 @@ def _found(meeting: Meeting, rank: int, *, timeout_s: float) -> tuple[Meeting, s
 
 def _agree(collect: Callable[[Any], list[Any]], problem: str | None) -> None:
     """Raise on all ranks if one of them has a problem: rank 0 would wait for it."""
-    for told in collect(problem):
-        if told is not None:
-            raise ConnectionError(told)
+    for found in collect(problem):
+        if found is not None:
+            raise ConnectionError(found)
 
 
 def _unreachable(meeting: Meeting, rank: int, problems: Sequence[str]) -> str:
@@ -563,16 +563,16 @@ def _accept_all(
     return peers
 
 
-def _let_in(acceptor: Acceptor, newcomer: PendingPeer, peers: dict[int, Peer]) -> None:
+def _let_in(acceptor: Acceptor, pending: PendingPeer, peers: dict[int, Peer]) -> None:
     """Let a newcomer in if it has said which rank it is.
 
     Raises:
         ProtocolError: a rank runs another version of evenstep; it is sent this one.
     """
-    said = acceptor.read(newcomer)
+    said = acceptor.read(pending)
     if said is None:
         return
-    if (connected := acceptor.let_in(newcomer)) is None:
+    if (connected := acceptor.let_in(pending)) is None:
         return
     if (earlier := peers.get(said.rank)) is not None:  # one that the rank gave up
         earlier.close()

@@ -39,7 +39,7 @@ class StepObserver:
         """Note that the last backward of ``step`` is over."""
 
 
-def heard_by(observers: Iterable[StepObserver], name: str) -> tuple[Callable[..., Any], ...]:
+def called_by(observers: Iterable[StepObserver], name: str) -> tuple[Callable[..., Any], ...]:
     """Return the methods of this name, of those observers that override it."""
     silent = getattr(StepObserver, name)
     return tuple(getattr(one, name) for one in observers if getattr(type(one), name) is not silent)

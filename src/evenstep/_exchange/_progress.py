@@ -88,7 +88,7 @@ class HangDetector:
         self._left: set[int] = set()
         self._failed: dict[int, tuple[int, str]] = {}
 
-    def heard(self, rank: int, progress: ProgressReport) -> None:
+    def take(self, rank: int, progress: ProgressReport) -> None:
         """Take in how far a rank has come."""
         if progress != self._progress[rank]:
             self._progress[rank] = progress
@@ -106,7 +106,7 @@ class HangDetector:
             failed: who is to blame, and why, if it was an error that ended its run.
         """
         if failed is None:
-            self.heard(rank, ProgressReport())
+            self.take(rank, ProgressReport())
             self._left.add(rank)
         else:
             self._failed[rank] = failed
@@ -270,7 +270,7 @@ class ProgressReporter:
         self._first = dict(framework.num_collectives())
         self._begun: dict[str, int] = {}  # also in groups that were destroyed: others may wait
         self.counts: dict[str, int] = {}
-        self._told = ProgressReport()
+        self._sent = ProgressReport()
         self._num_still = 0  # looks since this rank has moved
         self._watch = HangDetector(hosts, hang_s=hang_s, heartbeat_s=heartbeat_s)
 
@@ -287,8 +287,8 @@ class ProgressReporter:
         """Report how far this rank is; return for whom others wait in vain, and why."""
         progress = self._own_progress()
         self._num_still += 1
-        if progress != self._told:
-            self._told, self._num_still = progress, 0
+        if progress != self._sent:
+            self._sent, self._num_still = progress, 0
             self._router.to_leader(progress)
         if self._router.rank != 0:
             return self._look_at_leader()
@@ -317,7 +317,7 @@ class ProgressReporter:
         """Take in how far a rank is, or where; or say where this one is."""
         match message:
             case ProgressReport():
-                self._watch.heard(peer, message)
+                self._watch.take(peer, message)
             case LocationRequest():
                 self._router.to(peer, self._framework.place_of(self._lost_ranks.thread_id))
             case ThreadLocation():

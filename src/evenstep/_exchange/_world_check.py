@@ -67,7 +67,7 @@ def refusal(name: str, values: Sequence[str | None], remedy: str, *, part: str =
     return f"{subject} must be the same on all ranks, got {got}. {remedy}"
 
 
-def first_unlike(listings: Sequence[Mapping[str, str]]) -> tuple[str, list[str]]:
+def first_different(listings: Sequence[Mapping[str, str]]) -> tuple[str, list[str]]:
     """Return the first entry in which long listings differ, and its value on every rank."""
     names = dict.fromkeys(name for listing in listings for name in listing)
     for name in names:

@@ -41,14 +41,14 @@ class GarbageClock:
 
     def open(self) -> None:
         """Begin to count."""
-        self._callbacks.append(self._heard)
+        self._callbacks.append(self._collected)
 
     def close(self) -> None:
         """Count no more."""
-        if self._heard in self._callbacks:
-            self._callbacks.remove(self._heard)
+        if self._collected in self._callbacks:
+            self._callbacks.remove(self._collected)
 
-    def _heard(self, phase: str, _: dict[str, Any]) -> None:
+    def _collected(self, phase: str, _: dict[str, Any]) -> None:
         if phase == "start":
             self._begun_s = self._now()
         elif self._begun_s is not None:

@@ -85,8 +85,8 @@ class CostChoice:
         assert counted is not None
         is_judged = estimator.num_steps >= _LEAST_STEPS and not np.isnan(estimator.error)
         bar = estimator.error_by_count * (1 if self.by_cost else _BETTER)
-        tells = differ or not knows
-        by_cost = always_by_cost or (tells and (not is_judged or estimator.error < bar))
+        informs = differ or not knows
+        by_cost = always_by_cost or (informs and (not is_judged or estimator.error < bar))
         if not by_cost:
             model = _by_count(counted.intercept_s, counted.slope_s[:, 0], model)
         elif not knows:
@@ -339,8 +339,8 @@ class CostPlanner(AbstractPlanner):
             reason=reason,
             costs=None,
         )
-        plan, told = self.plan, held(reports, also=": samples are counted from here on")
-        return [*told, Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
+        plan, news = self.plan, held(reports, also=": samples are counted from here on")
+        return [*news, Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
 
     def _cap(self, reports: Sequence[Report], next_step: int) -> list[Event]:
         """Take in what ranks report of their memory; plan within caps that have moved.
@@ -348,11 +348,11 @@ class CostPlanner(AbstractPlanner):
         At once, also where caps only rise: that comes up to five times in a run, at its start, and
         fewer than one sample in 70 of its first 150 steps is fetched twice for it.
         """
-        told = self._caps.observe(reports)
+        news = self._caps.observe(reports)
         stays = self._held and self._may_count(np.array(self.plan.batch_size))
-        if not told or stays or self._caps.caps is None:
-            return told
-        return [*told, *self._follow(self._choice, next_step)]
+        if not news or stays or self._caps.caps is None:
+            return news
+        return [*news, *self._follow(self._choice, next_step)]
 
     def _counts(self, sizes: IntArray) -> bool:
         """Return whether the choice is to count samples, and caps allow these sizes."""

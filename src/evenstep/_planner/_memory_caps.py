@@ -122,11 +122,11 @@ class MemoryCaps:
 
     def measured(self, reports: Sequence[Report], plan: Plan) -> list[Event]:
         """Take in the peaks of a step; tighten or relax the caps they imply."""
-        if not tells_peaks(reports):
+        if not reports_peaks(reports):
             return []
-        told = np.array([report.largest_forward for report in reports])
+        reported = np.array([report.largest_forward for report in reports])
         sizes = np.array([report.batch_size for report in reports])
-        ran = np.where(told > 0, told, self._largest(plan, sizes))
+        ran = np.where(reported > 0, reported, self._largest(plan, sizes))
         self._known.measured(reports, ran)
         return self._tighten(reports)
 
@@ -166,17 +166,17 @@ class MemoryCaps:
         try:
             cluster = self._job.cluster(caps)
         except ValueError as error:  # the run has to continue, but nothing may grow
-            told, self.overfull = self.overfull, True
+            was_overfull, self.overfull = self.overfull, True
             problem = (
                 f"the global batch does not fit in memory ({error}). Loops over `loader.steps()` "
                 f"take it in micro-batches"
             )
-            return [] if told else [SizesHeld(reports[0].step, problem)]
+            return [] if was_overfull else [SizesHeld(reports[0].step, problem)]
         self.caps, self.cluster, self.overfull = caps, cluster, False
         return capped(reports, changed, caps)
 
 
-def tells_peaks(reports: Sequence[Report]) -> bool:
+def reports_peaks(reports: Sequence[Report]) -> bool:
     """Return whether any rank reads its memory, without arrays: all ranks wait."""
     return any(report.capacity_bytes and report.peak_bytes for report in reports)
 
@@ -254,7 +254,7 @@ class SizeCaps:
         num, size = [sum(own[at] for own in works) for at in (0, 1)]
         self._mean = max(self._mean, -(-size // max(num, 1)))
         is_new = self._known.limited(reports)
-        if tells_peaks(reports):
+        if reports_peaks(reports):
             largest = np.array([report.largest_forward for report in reports])
             self._known.measured(reports, largest)
         elif not is_new:

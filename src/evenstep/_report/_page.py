@@ -93,7 +93,7 @@ def _names(runs: Sequence[ReportFigures]) -> list[str]:
 
 def _compared(runs: Sequence[ReportFigures], names: Sequence[str]) -> tuple[str, tuple[Drawn, ...]]:
     first, second = runs
-    told = "".join(text("li", line) for line in differences(first, second, names[1]))
+    inner = "".join(text("li", line) for line in differences(first, second, names[1]))
     rows = [
         ["Step", *(lasting(run.savings.elapsed_s / run.num_steps) for run in runs)],
         ["Measured time", *(lasting(run.savings.elapsed_s) for run in runs)],
@@ -103,7 +103,7 @@ def _compared(runs: Sequence[ReportFigures], names: Sequence[str]) -> tuple[str,
     ]
     drawn = overlaid(dict(zip(names, runs, strict=True)))
     charts = () if drawn is None else (drawn,)
-    html = f"<ul>{told}</ul>" + table("Both runs", ["Figure", *names], rows)
+    html = f"<ul>{inner}</ul>" + table("Both runs", ["Figure", *names], rows)
     return html + "".join(one.html for one in charts), charts
 
 
@@ -171,8 +171,8 @@ def _summary(run: ReportFigures) -> str:
         )
     if not run.is_ended:
         notes.append("The run has no end in this file: it is still training, or was stopped.")
-    told = "".join(f'<p class="note">{text("span", note)}</p>' for note in notes)
-    return told + text("p", headline(run), kind="headline") + key_figures(figures)
+    inner = "".join(f'<p class="note">{text("span", note)}</p>' for note in notes)
+    return inner + text("p", headline(run), kind="headline") + key_figures(figures)
 
 
 def _lost(run: ReportFigures) -> str:
@@ -253,9 +253,9 @@ def _sizes(now: Sequence[int], before: Sequence[int] | None) -> str:
     if before is None:
         return f"{min(now)} to {max(now)} on {len(now)} ranks"
     by = sorted(range(len(now)), key=lambda rank: (-abs(now[rank] - before[rank]), rank))
-    told = ", ".join(f"rank {rank} {before[rank]} to {now[rank]}" for rank in by[:3])
+    inner = ", ".join(f"rank {rank} {before[rank]} to {now[rank]}" for rank in by[:3])
     num = sum(new != old for new, old in zip(now, before, strict=True))
-    return told if num <= 3 else f"{told}; {num} ranks changed"
+    return inner if num <= 3 else f"{inner}; {num} ranks changed"
 
 
 def _ranks(run: ReportFigures) -> str:

@@ -69,16 +69,16 @@ def saved(run: ReportFigures) -> str:
 def still_lost(run: ReportFigures) -> str:
     """Return what is still lost, and why, as sentences."""
     waiting = waiting_share(run)
-    told = [f"Ranks wait for each other {percent(waiting)} % of their time."]
+    sentences = [f"Ranks wait for each other {percent(waiting)} % of their time."]
     if run.diagnosed and run.diagnosed.causes:
         worst = run.diagnosed.causes[0]
-        told.append(f"The costliest cause is {_cause(run, worst)}: {ended(worst.evidence)}")
+        sentences.append(f"The costliest cause is {_cause(run, worst)}: {ended(worst.evidence)}")
     elif run.diagnosed and run.diagnosed.no_verdict:
-        told.append(f"No cause is named: {ended(run.diagnosed.no_verdict)}")
+        sentences.append(f"No cause is named: {ended(run.diagnosed.no_verdict)}")
     elif run.steps.caused_s.sum() > 0:
         rank = int(run.steps.caused_s.argmax())
         share = run.steps.caused_s[rank] / run.steps.caused_s.sum()
-        told.append(
+        sentences.append(
             f"{percent(share)} % of the waiting for computing is for {rank_name(run, rank)}."
         )
     if run.accounts is not None:
@@ -88,11 +88,11 @@ def still_lost(run: ReportFigures) -> str:
             f"{LABELS[name]} {percent(other[name])} %" for name in _EXPOSED if other[name] > 0.01
         ]
         if parts:
-            told.append(f"Besides, {', '.join(parts)}.")
+            sentences.append(f"Besides, {', '.join(parts)}.")
     left = run.savings.left_s
     if left > 0.01 * run.savings.elapsed_s:
-        told.append(f"A perfect split of every step would have saved another {lasting(left)}.")
-    return " ".join(told)
+        sentences.append(f"A perfect split of every step would have saved another {lasting(left)}.")
+    return " ".join(sentences)
 
 
 _EXPOSED = ("input_s", "communication_s", "evaluation_s", "checkpoint_s")
@@ -120,28 +120,28 @@ def _cause(run: ReportFigures, cause: KnownCause) -> str:
 
 def differences(first: ReportFigures, second: ReportFigures, name: str) -> list[str]:
     """Return how the second run, called ``name``, differs from the first, a sentence each."""
-    told = []
+    sentences = []
     steps = [run.savings.elapsed_s / run.num_steps for run in (first, second)]
     ratio = steps[1] / steps[0] if steps[0] else 1.0
     if abs(ratio - 1) < 0.01:
-        told.append(f"A step takes as long in both, {seconds(steps[0])}.")
+        sentences.append(f"A step takes as long in both, {seconds(steps[0])}.")
     else:
         word = "shorter" if ratio < 1 else "longer"
-        told.append(
+        sentences.append(
             f"A step of {name} is {percent(abs(1 - ratio))} % {word}: {seconds(steps[1])} "
             f"against {seconds(steps[0])}."
         )
     waiting = [waiting_share(run) for run in (first, second)]
-    told.append(
+    sentences.append(
         f"Ranks wait {percent(waiting[1])} % of their time against {percent(waiting[0])} %."
     )
     before, after = _settings(first), _settings(second)
-    told += [
+    sentences += [
         f"{name}: {after[name]} against {before[name]}."
         for name in before
         if before[name] != after[name]
     ]
-    return told
+    return sentences
 
 
 def _settings(run: ReportFigures) -> dict[str, str]:

@@ -15,7 +15,7 @@ from .._host import HostReader
 _LEAST_S = 2e-4  # of collecting or compiling: less of it waits, and is reported with the next
 _EVERY_S = 1.0  # from one look at the process and its machine to the next
 _MOST_UNTOLD = 128  # steps whose report is held, or whose device is not through yet
-_GOES_ON = "Training and balancing go on; causes of waiting are found by times alone."
+_CONTINUES = "Training and balancing continue; causes of waiting are found by times alone."
 
 
 class SecondsClock(Protocol):
@@ -96,7 +96,7 @@ class ClueReader:
                 if self._now() >= self._look_s:
                     self._look(thread_id)
             except Exception as error:
-                log_fault(self._step, error, _GOES_ON)
+                log_fault(self._step, error, _CONTINUES)
                 self.close()
 
     def saw_inputs(self, num_samples: int, size: int) -> None:
@@ -104,7 +104,7 @@ class ClueReader:
         self._num_samples += num_samples
         self._size += size
 
-    def told(self, step: int) -> Sequence[CluesReport | HostReport]:
+    def reports(self, step: int) -> Sequence[CluesReport | HostReport]:
         """Return what there is to say with the times of ``step``, which is over; once."""
         found: list[CluesReport | HostReport] = []
         while self._looks:

@@ -90,14 +90,14 @@ class LeftOut:
 
     def __str__(self) -> str:
         """Return it as a sentence; nothing where everything was used."""
-        told = []
+        parts = []
         if self.num_damaged:
             lines = "line is" if self.num_damaged == 1 else "lines are"
-            told.append(f"{self.num_damaged} damaged {lines} left out ({self.first})")
+            parts.append(f"{self.num_damaged} damaged {lines} left out ({self.first})")
         if self.num_unknown:
             events = "event is" if self.num_unknown == 1 else "events are"
-            told.append(f"{self.num_unknown} {events} of a kind unknown to this evenstep")
-        return " and ".join(told)
+            parts.append(f"{self.num_unknown} {events} of a kind unknown to this evenstep")
+        return " and ".join(parts)
 
 
 @final

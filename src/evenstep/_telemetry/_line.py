@@ -105,14 +105,14 @@ class FaultLog:
     """
 
     def __init__(self) -> None:
-        self._told: set[tuple[type[Event], int | None]] = set()
+        self._shown: set[tuple[type[Event], int | None]] = set()
 
     def __call__(self, event: Event) -> None:
         """Log ``event`` if it is the first of its kind; of measurements, the first of its rank."""
         kind = type(event), event.rank if isinstance(event, MeasurementRejected) else None
-        if kind in self._told or not (text := fault(event)):
+        if kind in self._shown or not (text := fault(event)):
             return
-        self._told.add(kind)
+        self._shown.add(kind)
         words = "%s Training continues; this warning is given once."
         logging.getLogger("evenstep").warning(words, text)
 

@@ -113,7 +113,7 @@ class LiveRun:
             case LinksMeasured():
                 pass
             case _:
-                self._tell(event)
+                self._notify(event)
 
     def _measured(self, step: StepMeasured) -> None:
         if self.last is not None and (
@@ -133,7 +133,7 @@ class LiveRun:
         self.num_measured += step.num_steps
         self._steps.append(step)
 
-    def _tell(self, event: Event) -> None:
+    def _notify(self, event: Event) -> None:
         if text := happened(event):
             self.news.append(text[:_LONGEST])
 

@@ -90,10 +90,10 @@ class FileSource:
 
     @property
     def remark(self) -> str:
-        told = [f"only the last {TAIL >> 20} MiB were read at first"] if self._is_cut else []
+        notes = [f"only the last {TAIL >> 20} MiB were read at first"] if self._is_cut else []
         if left_out := str(self._lines.left_out):
-            told.append(left_out)
-        return "; ".join(told)
+            notes.append(left_out)
+        return "; ".join(notes)
 
     @property
     def silent_s(self) -> float:

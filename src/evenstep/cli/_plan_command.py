@@ -112,7 +112,7 @@ def plan(
     try:
         rest = (global_batch_size, intercepts, overhead, max_batch, add, mbit, model_mb, lengths)
         if held.is_asked and {speeds, run, doctor, *rest} == {None}:
-            return _tell(_memory_part(answer_memory(held, None), width), as_json_)
+            return _write(_memory_part(answer_memory(held, None), width), as_json_)
         checkup = None if doctor is None else _checkup(doctor)
         recorded = _recorded(speeds, run, checkup, intercepts)
         question = _question(
@@ -140,14 +140,14 @@ def plan(
     parts = {"": (as_json(question, advice, times), as_text(question, advice, times, width))}
     parts |= {"links": (links_json(links), links_text(links, width))} if links else {}
     parts |= {"lengths": (asdict(by_length), splits_as_text(by_length, width))} if by_length else {}
-    _tell(parts | _memory_part(fits, width), as_json_)
+    _write(parts | _memory_part(fits, width), as_json_)
 
 
 def _memory_part(fits: MemoryAnswer | None, width: int | None) -> dict[str, Part]:
     return {"memory": (memory_json(fits), memory_text(fits, width))} if fits else {}
 
 
-def _tell(parts: dict[str, Part], in_json: bool) -> None:
+def _write(parts: dict[str, Part], in_json: bool) -> None:
     """Print each part under its name as JSON, the one without a name at the top, or for people."""
     if not in_json:
         typer.echo("\n\n".join(text for _, text in parts.values()))

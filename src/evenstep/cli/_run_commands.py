@@ -88,7 +88,7 @@ def _run(cluster: Lab, command: Sequence[str]) -> int:
     try:
         with _stopped_once(), cluster as running:
             typer.echo(f"lab {running.run_id}: {_in_words(cluster.hosts)}", err=True)
-            return running.torchrun(command, tell=typer.echo)
+            return running.torchrun(command, write=typer.echo)
     except LabUnavailable as error:
         fail(str(error), 1)
     except ValueError as error:

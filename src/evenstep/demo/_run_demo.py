@@ -220,13 +220,13 @@ def _ended(process: subprocess.Popen[bytes], within_s: float) -> bool:
 def _last_words(run_dir: Path, code: int) -> str:
     """Return the error of the worker that failed first, and where the rest can be read."""
     failed, output = run_dir / "failed.txt", run_dir / "output.txt"
-    told = failed if failed.exists() else output
-    lines = told.read_text(errors="replace").strip().splitlines() or ["nothing was printed"]
+    log = failed if failed.exists() else output
+    lines = log.read_text(errors="replace").strip().splitlines() or ["nothing was printed"]
     error = next(
         (line for line in lines if line[:1].strip() and line[:9] != "Traceback"), lines[-1]
     )
-    said = error if told is failed else "\n".join(lines[-15:])
-    return f"the workers ended with code {code}:\n\n{said}\n\nMore in {told}"
+    said = error if log is failed else "\n".join(lines[-15:])
+    return f"the workers ended with code {code}:\n\n{said}\n\nMore in {log}"
 
 
 def summarise(

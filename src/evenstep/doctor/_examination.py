@@ -331,10 +331,10 @@ def _pairs_in(turns: Iterable[Iterable[tuple[int, ...]]]) -> set[frozenset[int]]
     return {frozenset(pair) for turn in turns for pair in turn}
 
 
-def _read(told: str) -> RankFacts | None:
+def _read(sent: str) -> RankFacts | None:
     """Return what a rank said of itself; None if its evenstep is too far from this one."""
     try:
-        return decode(told, type=RankFacts)
+        return decode(sent, type=RankFacts)
     except MsgspecError:
         return None
 
@@ -355,10 +355,10 @@ class _Member:
 
     def follow(self) -> None:
         """Take part until rank 0 says that it is over."""
-        told = self.desk.wait("orders", self.patience.all_s)
-        if told is None:
+        sent = self.desk.wait("orders", self.patience.all_s)
+        if sent is None:
             raise NotExamined("Rank 0 told no plan: it may have ended.")
-        orders = decode(told, type=DoctorOrders)
+        orders = decode(sent, type=DoctorOrders)
         if self.desk.rank not in orders.ranks:
             raise NotExamined(
                 f"Rank {self.desk.rank} came too late: the others began after "
@@ -366,11 +366,11 @@ class _Member:
             )
         for at, turn in enumerate(orders.turns):
             mine = [pair for pair in turn if pair[0] == self.desk.rank]
-            if mine and self._heard(f"turn-{at}") == GO:
+            if mine and self._received(f"turn-{at}") == GO:
                 self.measure(at, mine, orders)
-        self._heard("steps")
+        self._received("steps")
         self.time(orders)
-        self._heard("end")
+        self._received("end")
         self.desk.leave("bye", "")
 
     def measure(self, at: int, pairs: Iterable[tuple[int, ...]], orders: DoctorOrders) -> None:
@@ -385,11 +385,11 @@ class _Member:
         pace = time_steps(self.desk.rank, self.load, orders.sizes, self.limits, budget_s=budget_s)
         self.desk.leave("pace", encode(pace).decode())
 
-    def _heard(self, topic: str) -> str:
-        told = self.desk.wait(topic, self.patience.all_s)
-        if told is None:
+    def _received(self, topic: str) -> str:
+        sent = self.desk.wait(topic, self.patience.all_s)
+        if sent is None:
             raise NotExamined(f"Rank 0 did not go on to `{topic}`: it may have ended.")
-        return told
+        return sent
 
 
 @dataclass(frozen=True, slots=True)
@@ -402,11 +402,11 @@ class _Leader:
     def checkup(self, given: int | None, workload: str) -> Checkup:
         """Return what all ranks said and measured; the rest continues without those that do not."""
         desk, patience = self.member.desk, self.member.patience
-        told = desk.fetch(
+        sent = desk.fetch(
             *("facts", range(desk.world_size), patience.arrive_s),
             meanwhile=partial(self.line.say, "waiting for all ranks"),
         )
-        ranks = tuple(facts for rank in sorted(told) if (facts := _read(told[rank])) is not None)
+        ranks = tuple(facts for rank in sorted(sent) if (facts := _read(sent[rank])) is not None)
         kinds = {facts.device.kind for facts in ranks}
         each = SAMPLES_PER_RANK["cuda" if kinds == {"cuda"} else "cpu"]
         global_batch_size = given or each * desk.world_size
@@ -445,10 +445,10 @@ class _Leader:
             awaited = {pair[0]: pair[1] for pair in turn if pair[0] not in silent}
             desk.leave(f"turn-{at}", GO)
             self.member.measure(at, [pair for pair in turn if pair[0] == 0], orders)
-            told = desk.fetch(f"link-{at}", awaited, self.member.patience.turn_s)
+            sent = desk.fetch(f"link-{at}", awaited, self.member.patience.turn_s)
             for receiver, sender in awaited.items():
-                if receiver in told:
-                    found.append(decode(told[receiver], type=LinkSpeed))
+                if receiver in sent:
+                    found.append(decode(sent[receiver], type=LinkSpeed))
                 else:
                     silent.add(receiver)
                     found.append(LinkSpeed(receiver, sender, 0.0, 0.0, "it stopped answering"))
@@ -460,10 +460,10 @@ class _Leader:
         desk.leave("steps", "")
         self.member.time(orders)
         within_s = self.member.patience.steps_s
-        told = desk.fetch("pace", orders.ranks, within_s)
+        sent = desk.fetch("pace", orders.ranks, within_s)
         late = f"no times {within_s:g} s after rank 0 had its own"
         return tuple(
-            decode(told[rank], type=Pace) if rank in told else Pace(rank, (), (), 0.0, late)
+            decode(sent[rank], type=Pace) if rank in sent else Pace(rank, (), (), 0.0, late)
             for rank in orders.ranks
         )
 

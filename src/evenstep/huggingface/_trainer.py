@@ -497,9 +497,9 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
 
     def _is_scaled(self) -> bool:
         """Return whether the loss is divided by the whole step's targets: Trainer's own rule."""
-        told = getattr(self, "loss_is_scaled_for_ga", None)
-        if told is not None:
-            return bool(told)
+        scaled = getattr(self, "loss_is_scaled_for_ga", None)
+        if scaled is not None:
+            return bool(scaled)
         return bool(self.model_accepts_loss_kwargs) or self.compute_loss_func is not None
 
 

@@ -110,7 +110,7 @@ def _read(file: Path) -> State:
     try:
         state = State(**json.loads(file.read_text(encoding="utf-8")))
     except (TypeError, ValueError) as error:
-        raise ValueError(_unlike(file)) from error
+        raise ValueError(_different(file)) from error
     numbers = (state.pid, state.started, state.num_hosts)
     root = state.group_root
     if not (
@@ -119,11 +119,11 @@ def _read(file: Path) -> State:
         and all(type(number) is int for number in numbers)
         and (root is None or (isinstance(root, str) and Path(root).is_absolute()))
     ):
-        raise ValueError(_unlike(file))
+        raise ValueError(_different(file))
     return state
 
 
-def _unlike(file: Path) -> str:
+def _different(file: Path) -> str:
     return f"{file} is not what a lab writes, so nothing was done about it. Look at it by hand."
 
 

@@ -75,7 +75,7 @@ def run_agents(
     start: Start,
     addresses: Sequence[str],
     command: Sequence[str],
-    tell: Callable[[str], None],
+    write: Callable[[str], None],
     *,
     grace_s: float = 15.0,
 ) -> int:
@@ -85,7 +85,7 @@ def run_agents(
         start: starts a command on a host, its output in a pipe.
         addresses: of all hosts; agents meet at the first.
         command: the script and its arguments.
-        tell: is given each line with its host's name.
+        write: is given each line with its host's name.
         grace_s: what the others have after one failed. Workers notice closed connections at once,
             as a rule.
     """
@@ -93,7 +93,7 @@ def run_agents(
     readers: list[threading.Thread] = []
     saying, unheard = threading.Lock(), list[Exception]()
 
-    def hear(host: int, agent: subprocess.Popen[bytes]) -> None:
+    def read_lines(host: int, agent: subprocess.Popen[bytes]) -> None:
         assert agent.stdout is not None
         with agent.stdout as lines:
             for line in lines:
@@ -101,7 +101,7 @@ def run_agents(
                     if unheard:
                         continue  # an agent must not wait for a full pipe
                     try:
-                        tell(f"[h{host}] {line.decode(errors='replace').rstrip()}")
+                        write(f"[h{host}] {line.decode(errors='replace').rstrip()}")
                     except Exception as error:
                         unheard.append(error)
 
@@ -110,7 +110,7 @@ def run_agents(
             with undisturbed():
                 agent = start(host, _agent(host, addresses, command))
                 agents.append(agent)
-                reader = threading.Thread(target=hear, args=(host, agent), daemon=True)
+                reader = threading.Thread(target=read_lines, args=(host, agent), daemon=True)
                 reader.start()
                 readers.append(reader)
         code = _wait(agents, unheard, grace_s)
@@ -366,7 +366,7 @@ class Lab:
         *,
         env: Mapping[str, str] | None = None,
         trace: Trace | None = None,
-        tell: Callable[[str], None] = print,
+        write: Callable[[str], None] = print,
     ) -> int:
         """Run a script by torchrun on all hosts, one worker each, and wait for its end.
 
@@ -378,7 +378,7 @@ class Lab:
             env: added to the environment of this process. ``OMP_NUM_THREADS`` is 1 unless it says
                 otherwise.
             trace: carried out from the moment the agents start.
-            tell: is given each line that they print, with the name of its host before it; from
+            write: is given each line that they print, with the name of its host before it; from
                 other threads, but never twice at once.
 
         Returns:
@@ -400,9 +400,9 @@ class Lab:
             return self.start(host, words, env=settings, stdin=subprocess.DEVNULL, **pipes)
 
         if trace is None:
-            return run_agents(start, addresses, command, tell)
+            return run_agents(start, addresses, command, write)
         with self.play(trace):
-            return run_agents(start, addresses, command, tell)
+            return run_agents(start, addresses, command, write)
 
     def play(self, trace: Trace) -> AbstractContextManager[None]:
         """Return what carries out a trace while its ``with`` lasts.

@@ -332,7 +332,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             bank = self._learn(bank, cluster, timings, times, fitted)
             foreseen = self.bank.forecast(bank, times)
             proof = proved(proof, timings, times, equal)
-            choose = self._leave_equal if np.array_equal(held, equal) else self._go_on
+            choose = self._leave_equal if np.array_equal(held, equal) else self._continue
             horizon = max(self.horizon, state["num_held"])
             pays = max(self.min_saving, resize_s / horizon / makespan_s(foreseen, held))
             if reason := why_equal(proof):
@@ -416,7 +416,7 @@ class Auto(AbstractPolicy[dict[str, Any]]):
         needed += self._noise(times, equal, fitted)
         return self._better(times, equal, cluster, needed=needed)
 
-    def _go_on(
+    def _continue(
         self,
         times: AffineTime,
         held: IntArray,

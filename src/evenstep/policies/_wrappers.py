@@ -148,13 +148,13 @@ class RoundTo(AbstractPolicy[Any]):
 
     def init(self, cluster: Cluster) -> Decision[Any]:
         coarse = self._coarse(cluster)
-        return self._told(self.policy.init(coarse or cluster), coarse)
+        return self._rounded(self.policy.init(coarse or cluster), coarse)
 
     def update(self, cluster: Cluster, timings: StepTimings, state: Any) -> Decision[Any]:
         coarse = self._coarse(cluster)
-        return self._told(self.policy.update(coarse or cluster, timings, state), coarse)
+        return self._rounded(self.policy.update(coarse or cluster, timings, state), coarse)
 
-    def _told(self, decision: Decision[Any], coarse: Cluster | None) -> Decision[Any]:
+    def _rounded(self, decision: Decision[Any], coarse: Cluster | None) -> Decision[Any]:
         """Return the decision, with a word if the wish was not granted."""
         if coarse is not None:
             return decision

@@ -215,7 +215,7 @@ class Narx(AbstractPredictor[dict[str, Any]]):
             "errors": np.zeros((2, world_size)),  # the network's and the fallback's
             "decides": np.zeros(world_size, np.bool_),
             "num_steps": np.zeros(world_size, np.int64),
-            "num_told": np.zeros(world_size, np.int64),  # steps since resources were first known
+            "num_known": np.zeros(world_size, np.int64),  # steps since resources were first known
             "fallback": self.fallback.init(world_size),
         }
 
@@ -228,8 +228,8 @@ class Narx(AbstractPredictor[dict[str, Any]]):
         if resources is not None:
             row[1:] = resources.free_cpu, np.log1p(resources.free_memory_bytes)
         fresh = self._judge(state, logs)
-        told = (state["num_told"] > 0) | (resources is not None)
-        fresh["num_told"] = state["num_told"] + told
+        is_known = (state["num_known"] > 0) | (resources is not None)
+        fresh["num_known"] = state["num_known"] + is_known
         fresh["rows"] = np.concatenate([state["rows"][1:], row[np.newaxis]])
         # A moment may fall below the smallest float, and is 0 then.
         with np.errstate(under="ignore"):
@@ -284,8 +284,8 @@ class Narx(AbstractPredictor[dict[str, Any]]):
         The first three by worker and row, the last two those of the logarithms, by worker. What is
         unknown is average.
         """
-        rows, told = state["rows"], state["num_told"]
-        count = np.minimum(np.stack([state["num_steps"], told, told]), len(rows))
+        rows, is_known = state["rows"], state["num_known"]
+        count = np.minimum(np.stack([state["num_steps"], is_known, is_known]), len(rows))
         there = np.arange(len(rows))[:, np.newaxis, np.newaxis] >= len(rows) - count
         count = np.maximum(count, 1)
         mean = np.where(there, rows, 0.0).sum(axis=0) / count

@@ -25,7 +25,7 @@ class AbstractDecider(abc.ABC):
         """Return the members' batch sizes, ``(num_members,)``, and why they are such."""
 
     @abc.abstractmethod
-    def tell(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
+    def observe(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
         """Take in what the members computed in ``step``, both ``(num_members,)``."""
 
 
@@ -53,7 +53,7 @@ class PolicyDecider(AbstractDecider):
         plan = self._planner.plan
         return np.array(plan.batch_size, np.int64), plan.reason
 
-    def tell(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
+    def observe(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
         assert self._planner is not None
         ran_under = self._planner.plan
         timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
@@ -96,7 +96,7 @@ class OracleDecider(AbstractDecider):
         self._last = step, best
         return best, "foreseen"
 
-    def tell(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
+    def observe(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
         """Nothing to be learnt."""
 
 
@@ -186,7 +186,7 @@ class CostDecider:
         found = assign(self._costs, self._features(step), plan.costs.workers())
         return found.owner, plan.reason
 
-    def tell(self, step: int, owner: IntArray, compute_s: FloatArray) -> None:
+    def observe(self, step: int, owner: IntArray, compute_s: FloatArray) -> None:
         """Take in what the ranks computed in ``step``, and for how long, ``(world_size,)``."""
         plan, features = self._in_force(step), self._features(step)
         world_size = self._workload.world_size

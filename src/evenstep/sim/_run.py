@@ -108,7 +108,7 @@ def _play(
         round_s = float(done.end_s.max()) if comm is None else comm(done.end_s)
         log.put(step, members, done, reason=reason, round_s=round_s)
         step += len(done.batch_size)
-        decider.tell(step - 1, done.shown_size, done.shown_s)
+        decider.observe(step - 1, done.shown_size, done.shown_s)
     return log.report()
 
 
@@ -122,7 +122,7 @@ def _play_by_cost(decider: CostDecider, workload: SampleWorkload, comm: Comm | N
         done = as_planned(compute_s[np.newaxis], counts, np.ones_like(counts))
         step_s = float(compute_s.max()) if comm is None else comm(done.end_s)
         log.put(step, ranks, done, reason=reason, round_s=step_s)
-        decider.tell(step, owner, compute_s)
+        decider.observe(step, owner, compute_s)
     return log.report()
 
 

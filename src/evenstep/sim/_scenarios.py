@@ -23,7 +23,7 @@ def scenario_names() -> tuple[str, ...]:
     The eight that policies are compared on come first, then those past straight lines, free
     memory and a world that stays.
     """
-    return (*_LINES, *_UNLIKE)
+    return (*_LINES, *_DIFFERENT)
 
 
 def scenario(name: str, world_size: int = 8, num_steps: int = 600, seed: int = 0) -> Scenario:
@@ -66,8 +66,8 @@ def scenario(name: str, world_size: int = 8, num_steps: int = 600, seed: int = 0
     _check("num_steps", num_steps, least=1)
     _check("seed", seed, least=0)
     draw = np.random.default_rng(seed)
-    if name in _UNLIKE:
-        return _UNLIKE[name](draw, world_size, num_steps)
+    if name in _DIFFERENT:
+        return _DIFFERENT[name](draw, world_size, num_steps)
     times = _steady(draw, world_size, num_steps)
     _LINES[name](draw, times)
     return Scenario(name, times.intercept_s, times.slope_s, times.jitter)
@@ -211,7 +211,7 @@ def _mixed(draw: Generator, world_size: int, num_steps: int) -> Scenario:
     return Scenario("mixed", intercept_s, np.tile(base, (num_steps, 1)), jitter)
 
 
-_UNLIKE: dict[str, Callable[[Generator, int, int], Scenario]] = {
+_DIFFERENT: dict[str, Callable[[Generator, int, int], Scenario]] = {
     "spot": _spot,
     "saturated": _saturated,
     "capped": _capped,

@@ -240,9 +240,9 @@ class KerasSession:
         atexit.register(self._say_goodbye)
         ranks = ServiceRanks(workers, wait_s=runtime.meeting_s, deadline_s=runtime.deadline_s)
         remedies = dict.fromkeys(settings.alike[""], _REMEDY)
-        unlike = difference(ranks.collect(settings.alike), remedies)
-        if unlike is not None:
-            raise ValueError(unlike)
+        different = difference(ranks.collect(settings.alike), remedies)
+        if different is not None:
+            raise ValueError(different)
         record = RunRecord(runtime, speaks=workers.rank == 0)
         exchange = Exchange(
             workers.rank,

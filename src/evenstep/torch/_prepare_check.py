@@ -18,7 +18,7 @@ from .._exchange._world_check import (
     difference,
     differing,
     digest,
-    first_unlike,
+    first_different,
     qualified,
 )
 from .._planner import in_words
@@ -212,9 +212,11 @@ def _compare(
     rows = ranks.collect(row)
     if problem is not None:
         raise problem
-    for rank, told in enumerate(rows):
-        if isinstance(told, str):
-            raise RuntimeError(f"`{call}` failed on rank {rank}, which has the traceback: {told}")
+    for rank, stated_facts in enumerate(rows):
+        if isinstance(stated_facts, str):
+            raise RuntimeError(
+                f"`{call}` failed on rank {rank}, which has the traceback: {stated_facts}"
+            )
     _refuse(difference([head for head, _, _ in rows], _REMEDIES))
     for of_one in zip(*(shards for _, _, shards in rows), strict=True):
         check_whole(of_one)
@@ -244,17 +246,17 @@ def _refuse_facts(
     ranks: Collectives, stated: Sequence[Facts], listings: Mapping[str, Mapping[str, Listing]]
 ) -> None:
     """Raise if facts differ; of a long listing, the first entry that does is asked for."""
-    told = [{part: dict(facts) for part, facts in rank.items()} for rank in stated]
-    unlike_facts = differing(stated)
+    stated_facts = [{part: dict(facts) for part, facts in rank.items()} for rank in stated]
+    different_facts = differing(stated)
     for label, kinds in listings.items():
         for kind, listing in kinds.items():
-            if (label, _plural(kind)) not in unlike_facts:
+            if (label, _plural(kind)) not in different_facts:
                 continue
-            entry, values = first_unlike(ranks.collect(listing))
-            for rank, value in zip(told, values, strict=True):
+            entry, values = first_different(ranks.collect(listing))
+            for rank, value in zip(stated_facts, values, strict=True):
                 del rank[label][_plural(kind)]
                 rank[label][f"The {kind} `{entry}` of the model"] = value
-    _refuse(difference(told, _REMEDIES))
+    _refuse(difference(stated_facts, _REMEDIES))
 
 
 def _labelled(parts: Sequence[Any], kind: type[Any], word: str) -> dict[str, Any]:

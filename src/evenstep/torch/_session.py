@@ -318,7 +318,7 @@ class Session:
         if error is None:  # after the last step, nothing else came by to say so
             if self._cuts is not None:
                 self.steps.close()
-                self.exchange.hear_out(self.exchange.last_step, limit_s=_VERDICT_S)
+                self.exchange.wait_for_reports(self.exchange.last_step, limit_s=_VERDICT_S)
             return self.exchange.lost_ranks.wrong
         self.exchange.lost_ranks.script_failed(error)
         note_sizes(error, self.steps)
@@ -397,7 +397,7 @@ class Session:
             at_random=parts.at_random,
             exact=parts.runtime.freshness == "exact",
             cuts=cuts,
-            tells_samples=parts.runtime.sample_seed is not None,
+            identifies_samples=parts.runtime.sample_seed is not None,
             measures=self._measures(device),
             versions=parts.models.version,
             peers=peers,
@@ -444,7 +444,7 @@ class Session:
         for listener in self._listeners:
             (peers if peers is not None and follows else self.exchange).subscribe(listener)
         if peers is not None and not follows:
-            self.exchange.subscribe(peers.hear)
+            self.exchange.subscribe(peers.on_plan)
 
     def _lead(self, planner: AbstractPlanner, job: Job) -> None:
         """On rank 0: say that the run begins, and plan its first step."""

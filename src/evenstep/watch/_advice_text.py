@@ -306,8 +306,8 @@ def advice_on(
         source_of: the text of a file; None where it cannot be read.
     """
     if run.kind == "FSDP1":
-        told = "what another split would bring cannot be told of FSDP1, nor can it be balanced"
-        return WatchAdvice(told, ("FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2",))
+        sentence = "what another split would bring cannot be told of FSDP1, nor can it be balanced"
+        return WatchAdvice(sentence, ("FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2",))
     foreseen = foresee(
         WatchedSteps.of(
             run.spent_us,
@@ -317,18 +317,18 @@ def advice_on(
             own_s=_own_s(run),
         )
     )
-    told = _speed_ups(foreseen)
+    sentence = _speed_ups(foreseen)
     if foreseen.by_speed.factor is None:
-        return WatchAdvice(told, ())
+        return WatchAdvice(sentence, ())
     if foreseen.best < WORTH:
         line = (
             f"balancing is not worth it here: it would bring {foreseen.best:.2f}x, and below "
             f"{WORTH:.2f}x the script is better left as it is (docs/watch.md)"
         )
-        return WatchAdvice(told, (line,))
+        return WatchAdvice(sentence, (line,))
     change = _change(run, folder, source_of)
     to_do = (*_beside(foreseen), *change.by_hand)
-    return WatchAdvice(told, to_do, change.diff, change.folder)
+    return WatchAdvice(sentence, to_do, change.diff, change.folder)
 
 
 def _own_s(run: WatchedRun) -> float:

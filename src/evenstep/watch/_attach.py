@@ -136,11 +136,11 @@ def patch_compiled(patches: Patches) -> None:
     """
 
     def called(before: Any, current_log: CurrentLog) -> Any:
-        heard = watched_forward(before, current_log)
+        observed = watched_forward(before, current_log)
 
         def __call__(self: Any, *inputs: Any, **kwargs: Any) -> Any:
             is_ddp = isinstance(original_of(self), DistributedDataParallel)
-            return (heard if is_ddp else before)(self, *inputs, **kwargs)
+            return (observed if is_ddp else before)(self, *inputs, **kwargs)
 
         return __call__
 
@@ -254,24 +254,24 @@ def patch_saving(patches: Patches) -> None:
 
         return saved
 
-    heard_of: dict[int, Any] = {}  # by the id of what it is in the place of
+    observed_of: dict[int, Any] = {}  # by the id of what it is in the place of
 
     def each(*names: str) -> Callable[[Any], None]:
         def put(module: Any) -> None:
             for name in names:
                 if (before := getattr(module, name, None)) is not None:
                     patches.put(module, name, timed)
-                    heard_of[id(before)] = getattr(module, name)
+                    observed_of[id(before)] = getattr(module, name)
 
         return put
 
     each("save")(torch.serialization)
     patches.when_loaded("torch.distributed.checkpoint.state_dict_saver", each("save", "async_save"))
     patches.when_loaded("safetensors.torch", each("save_file"))
-    _put_wherever_imported(heard_of)
+    _put_wherever_imported(observed_of)
 
 
-def _put_wherever_imported(heard_of: dict[int, Any]) -> None:
+def _put_wherever_imported(observed_of: dict[int, Any]) -> None:
     """Put functions where modules have imported, by any name, what they are in the place of.
 
     Read past the modules' own ``__getattribute__``: one that is loaded late would load.
@@ -280,7 +280,7 @@ def _put_wherever_imported(heard_of: dict[int, Any]) -> None:
         if issubclass(type(module), ModuleType):
             names = object.__getattribute__(module, "__dict__")
             for name, value in tuple(names.items()):
-                if (after := heard_of.get(id(value))) is not None:
+                if (after := observed_of.get(id(value))) is not None:
                     names[name] = after
 
 

@@ -375,25 +375,25 @@ def foresee(seen: WatchedSteps) -> Counterfactuals:
     seen = seen.since(_WARM_UP)
     lines = WorkLines.of(seen)
     slowest = int(np.argmax(seen.compute_s.mean(axis=0)))
-    is_told = lines.is_certain or seen.is_slow_throughout
-    worst = lines if is_told else lines.of_equal_slopes()
-    by_speed = _told(seen, lines, _by_speed(seen, lines), worst, _by_speed(seen, worst))
+    is_clear = lines.is_certain or seen.is_slow_throughout
+    worst = lines if is_clear else lines.of_equal_slopes()
+    by_speed = _speed_up(seen, lines, _by_speed(seen, lines), worst, _by_speed(seen, worst))
     by_length = _length_untold(lines)
     by_both = by_speed
     if by_length is None:
-        by_length = _told(seen, lines, _by_length(lines))
-        by_both = _told(seen, lines, lines.levelled(), worst, worst.levelled())
+        by_length = _speed_up(seen, lines, _by_length(lines))
+        by_both = _speed_up(seen, lines, lines.levelled(), worst, worst.levelled())
     return Counterfactuals(
         step_s=float(seen.wall_s.mean()),
         by_speed=by_speed,
         by_length=by_length,
         by_both=by_both,
         slowest=slowest,
-        without_slowest=_told(replace(seen, own_s=OWN_S), lines, _without(lines, slowest)),
+        without_slowest=_speed_up(replace(seen, own_s=OWN_S), lines, _without(lines, slowest)),
     )
 
 
-def _told(
+def _speed_up(
     seen: WatchedSteps,
     lines: WorkLines,
     work: FloatArray,

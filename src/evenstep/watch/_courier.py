@@ -449,9 +449,9 @@ class Courier:
                 return
         if self._leader is None:
             with suppress(Exception):  # rank 0, which may have the store, may have left before
-                self._tell(is_last=True)
+                self._report(is_last=True)
             return
-        self._tell(is_last=True)
+        self._report(is_last=True)
         until = monotonic() + _LAST_S
         while not self._leader.is_complete and monotonic() < until:
             threading.Event().wait(0.01)
@@ -469,12 +469,12 @@ class Courier:
                 due_s = max(due_s + self._every_s, monotonic())
                 if self._over.wait(due_s - monotonic()):
                     break
-                self._tell()
+                self._report()
                 self.thread_s = thread_time()
         except Exception as error:
             self._on_fault(error)
 
-    def _tell(self, *, is_last: bool = False) -> None:
+    def _report(self, *, is_last: bool = False) -> None:
         new = self._steps.take_records()
         while len(new) > _MOST_RECORDS * self._every_s * self._group_size:
             self._group_size *= 2

@@ -309,10 +309,10 @@ class KerasMarks:
         return after(data, sized, sizes)
 
     def _done(self, listed: list[Any]) -> list[Any]:
-        heard = partial(self._guard, self._steps.gradients_done)
+        noted = partial(self._guard, self._steps.gradients_done)
         if self._applies == "apply":
-            return list(after(listed, heard))
-        gradients = after([gradient for gradient, _ in listed], heard)
+            return list(after(listed, noted))
+        gradients = after([gradient for gradient, _ in listed], noted)
         return [(gradient, each[1]) for gradient, each in zip(gradients, listed, strict=True)]
 
     @_plain  # type: ignore[untyped-decorator]
@@ -371,15 +371,15 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self.on_train_end()  # of a ``fit`` that an error left
         super().set_model(model)
         self._is_on = True
-        self._heard(self._prepare, model)
+        self._safely(self._prepare, model)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin to watch."""
-        self._heard(self._begin)
+        self._safely(self._begin)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Say what was seen, and leave the model as it was."""
-        self._heard(self._say)
+        self._safely(self._say)
         self._stop()
 
     def on_test_begin(self, logs: Any = None) -> None:
@@ -409,7 +409,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             )
         self._garbage.open()
         self._steps = KerasSteps(gc_s=lambda: self._garbage.total_s)
-        self._marks = KerasMarks(model, self._steps, self._heard)
+        self._marks = KerasMarks(model, self._steps, self._safely)
         self._marks.weave()
 
     def _begin(self) -> None:
@@ -457,13 +457,13 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def _enter(self, phase: Phase) -> None:
         if (steps := self._steps) is not None:
-            self._heard(steps.enter, phase)
+            self._safely(steps.enter, phase)
 
     def _leave(self) -> None:
         if (steps := self._steps) is not None:
-            self._heard(steps.leave)
+            self._safely(steps.leave)
 
-    def _heard(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _safely(self, call: Callable[..., None], *arguments: Any) -> None:
         """Have a fault of the watch's own switch it off, whatever is under way."""
         if self._is_on:
             begin = perf_counter()

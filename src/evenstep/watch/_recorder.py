@@ -81,7 +81,7 @@ class StepLog:
         self._trains_in_eval = False
         self._evaluates = False  # whether the newest batch was for an evaluation
         self._put_hook = NodeHook(self._backward_entered).put
-        self._own_backward_ended = partial(guard, self._go_on, "reduction")
+        self._own_backward_ended = partial(guard, self._continue, "reduction")
         self._backward_ended = partial(guard, self._note, "backward ended")
         self._hooks = (
             register_optimizer_step_pre_hook(self._optimizer_reached),
@@ -173,9 +173,9 @@ class StepLog:
     def _backward_entered(self, _: Any) -> None:
         if (task := backward_number()) != self._task:
             self._task = task
-            self.guard(self._go_on, "backward")
+            self.guard(self._continue, "backward")
 
-    def _go_on(self, what: str) -> None:
+    def _continue(self, what: str) -> None:
         """Note a part of the backward.
 
         Of the end of the own one before DDP waits for the others: asked for first, called first.

@@ -137,7 +137,7 @@ def shared(both, lag=0, emitted=None):
     found = []
     for rank, exchange in enumerate(both):
         emit = print if emitted is None else emitted.put
-        shares = Shares(rank, 2, send_all=exchange.tell_workers, lag=lag, emit=emit)
+        shares = Shares(rank, 2, send_all=exchange.send_to_workers, lag=lag, emit=emit)
         exchange.add(shares)
         found.append(shares)
     return found

@@ -202,7 +202,7 @@ class Reduction:
         self.shares = Shares(
             self._transport.rank,
             self._num_workers,
-            send_all=exchange.tell_workers,
+            send_all=exchange.send_to_workers,
             lag=lag,
             emit=emit,
             num_servers=num_servers,

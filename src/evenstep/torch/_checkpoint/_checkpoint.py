@@ -91,7 +91,7 @@ class Drain:
                 "notice."
             )
         for number in self._signals:
-            self._former[number] = signal.signal(number, self._hear)
+            self._former[number] = signal.signal(number, self._on_signal)
         return self
 
     def __exit__(
@@ -102,12 +102,12 @@ class Drain:
     ) -> None:
         self._give_back()
 
-    def _hear(self, number: int, frame: FrameType | None) -> None:
+    def _on_signal(self, number: int, frame: FrameType | None) -> None:
         del frame
         service = self._balancer._parts.service
-        heard = self._session.ask_to_stop() if service is None else service.ask_to_stop()
+        asked = self._session.ask_to_stop() if service is None else service.ask_to_stop()
         self._give_back()
-        if not heard:
+        if not asked:
             signal.raise_signal(number)  # to the handler that was there before
 
     def _give_back(self) -> None:

@@ -67,8 +67,8 @@ def check_unpacked(file: Any) -> None:
 def reason(error: Exception) -> str:
     """Return the one line that says it: torch's advice on what to trust stands around it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    telling = [line for line in lines if "Unpickler error: " in line]
-    return [*telling, *lines, type(error).__name__][0]
+    plain = [line for line in lines if "Unpickler error: " in line]
+    return [*plain, *lines, type(error).__name__][0]
 
 
 MANIFEST = "manifest.json"

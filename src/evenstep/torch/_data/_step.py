@@ -29,7 +29,7 @@ class StepCount:
     begun: bool = False
     warn: OneWarning = field(default_factory=OneWarning)
 
-    def go_on_from(self, step: int) -> None:
+    def continue_from(self, step: int) -> None:
         """Count on from what a checkpoint says; a run under way counts on as it is.
 
         The most of several loaders', of which one may have waited since it was resumed.

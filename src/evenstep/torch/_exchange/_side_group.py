@@ -119,7 +119,7 @@ class PeerGroup:
         """Have ``listener`` called with every plan of the leader's, on a rank that follows."""
         self._listeners.append(listener)
 
-    def hear(self, plan: Plan) -> None:
+    def on_plan(self, plan: Plan) -> None:
         """On the leader: take note of a plan, from any thread."""
         with self._changed:
             self._news.append(plan)
@@ -372,10 +372,10 @@ def open_side(
         RuntimeError: a launcher started several processes, which do not know of each other yet.
     """
     if not (dist.is_available() and dist.is_initialized()):
-        told = os.environ.get("WORLD_SIZE", "")
-        if told.isdecimal() and int(told) > 1:
+        launched = os.environ.get("WORLD_SIZE", "")
+        if launched.isdecimal() and int(launched) > 1:
             raise RuntimeError(
-                f"A launcher started {told} processes, and each would train "
+                f"A launcher started {launched} processes, and each would train "
                 f"alone: call `torch.distributed.init_process_group()` before `prepare`."
             )
         return Alone()

@@ -130,13 +130,13 @@ def num_collectives() -> dict[str, int]:
     has counted it. Gloo counts a send or a receive as well.
     """
     return {
-        f"{name} group {group.group_name} ({_told_of(group)})": count
+        f"{name} group {group.group_name} ({_newest_of(group)})": count
         for group in process_groups()
         for name, count in backends_of(group)
     }
 
 
-def _told_of(group: dist.ProcessGroup) -> str:
+def _newest_of(group: dist.ProcessGroup) -> str:
     """Return what a person may know a group by: what its maker calls it, or else its ranks."""
     if group.group_desc not in ("", _UNNAMED):
         return group.group_desc

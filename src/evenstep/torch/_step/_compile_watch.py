@@ -68,7 +68,7 @@ class CompileWatch(StepObserver):
         self.num_samples = 0
         self._sizes: defaultdict[int, set[int]] = defaultdict(set)  # by piece of code
         self._tuned: set[int] = set()  # sizes that convolutions were tuned for
-        self._tell = ""
+        self._advice = ""
 
     @property
     def stalled(self) -> bool:
@@ -94,8 +94,8 @@ class CompileWatch(StepObserver):
         for hooks, namespace, place in self._places:
             if namespace.get(IN_PLACE) is not hooks.call:
                 place()
-        if self._tell:
-            text, self._tell = self._tell, ""
+        if self._advice:
+            text, self._advice = self._advice, ""
             warn(text)
 
     def tunes(self, num_samples: int, *, is_last: bool) -> None:
@@ -139,7 +139,7 @@ class CompileWatch(StepObserver):
         sizes.add(self.num_samples)
         if len(sizes) > 1 and now.limit - (now.num_before + 1) <= _RESERVE and not self.holds:
             self.holds = True
-            self._tell = (
+            self._advice = (
                 f"A balanced model was compiled {now.num_before + 1} times, for the batch sizes "
                 f"{sorted(sizes)} among others. At {now.limit} times torch would run it "
                 f"uncompiled with only a line in a log, so all sizes stay as they are from here "

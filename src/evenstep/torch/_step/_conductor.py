@@ -14,7 +14,7 @@ import torch
 from ..._diagnosis import Phase
 from ..._exchange._exchange import Exchange
 from ..._exchange._lost_ranks import LostRanks
-from ..._exchange._observer import StepObserver, heard_by
+from ..._exchange._observer import StepObserver, called_by
 from ..._planner import Plan
 from ..._run._step_under_way import LoopPosition, StepUnderWay
 from ...claims._step_claims import Claim
@@ -92,7 +92,7 @@ class StepConductor:
         loss_reduction: str = "mean",
         exact: bool = False,
         cuts: bool = False,
-        tells_samples: bool = False,
+        identifies_samples: bool = False,
         at_random: bool | None = None,
         measures: Sequence[Measure] = (),
         versions: Callable[[], int] = lambda: 0,
@@ -109,7 +109,7 @@ class StepConductor:
             loss_reduction: ``"mean"`` or ``"sum"``, what the user's loss does over samples.
             exact: whether to wait for the device at the plan point, so that nothing is late.
             cuts: whether the loop takes micro-batches, which are used in the order they come in.
-            tells_samples: whether forwards need to know their samples, with a single rank as well.
+            identifies_samples: whether forwards need to know their samples, with one rank as well.
             at_random: whether samples are drawn so, for the check of the loss; None is no check.
             measures: what is read beside the time.
             versions: shows by a number whether parameters have changed.
@@ -124,20 +124,20 @@ class StepConductor:
         self._weights = Weights(exchange, recorder, world_size, loss_reduction)
         self._cuts = cuts
         self._is_alone = world_size == 1
-        identifies = tells_samples or not self._is_alone
+        identifies = identifies_samples or not self._is_alone
         self._tickets = Tickets(identifies=identifies, counts_rows=loss_reduction == "mean")
         self._outputs = OutputWatch(exchange, compares=at_random is not None and not self._is_alone)
         if at_random is not None:
             exchange.scales.open(loss_reduction, at_random=at_random)
         self._blind = BlindWatch(versions)
         self._peers = () if peers is None else (peers,)
-        heard = partial(heard_by, (watch, *observers))
-        self._at_begin, self._at_end = heard("begin_step"), heard("end_step")
-        self._at_first_forward, self._at_forward = heard("first_forward"), heard("begin_forward")
+        called = partial(called_by, (watch, *observers))
+        self._at_begin, self._at_end = called("begin_step"), called("end_step")
+        self._at_first_forward, self._at_forward = called("first_forward"), called("begin_forward")
         if watch.on_cuda:
             self._at_forward += (watch.tunes,)
-        self._at_backward_done, self._at_reduced = heard("backward_done"), heard("reduced")
-        self._checks = heard("check_over")
+        self._at_backward_done, self._at_reduced = called("backward_done"), called("reduced")
+        self._checks = called("check_over")
         self._is_open = True
 
     def at(self, step: int) -> Plan:
@@ -343,7 +343,7 @@ class StepConductor:
         if self._outputs.unread:
             self._outputs.read()
         if step is None:
-            self._exchange.divergence.tell(reduced)
+            self._exchange.divergence.send(reduced)
             return
         self.recorder.end()
         self._note_backward(step, uses)
@@ -351,7 +351,7 @@ class StepConductor:
         if step.on_last_forward and step.num_backwards == foreseen and not step.reported:
             self._reporter.send(step, reduced=reduced)
         elif reduced:
-            self._exchange.divergence.tell(reduced)
+            self._exchange.divergence.send(reduced)
         lost = self._lost_ranks  # as `enter_collective`, without a call
         lost.thread_id, lost.watch.collective_s = threading.get_ident(), monotonic()
         for backward_done in self._at_backward_done:
@@ -360,8 +360,8 @@ class StepConductor:
     def reduced(self) -> None:
         """Note that the collectives of a backward are over."""
         self._exchange.last_reduced = self._reporter.reducing
-        for hear in self._at_reduced:
-            hear()
+        for call in self._at_reduced:
+            call()
         self.recorder.waited(opens=self._step is not None and not self._step.reported)
         self._lost_ranks.watch.collective_s = None
 
@@ -377,7 +377,7 @@ class StepConductor:
         if newest is not None and not newest.reported:
             self._reporter.send(newest)
         self._outputs.read()
-        self._outputs.tell()
+        self._outputs.report()
         self.recorder.close()
         self._is_closed = True
 

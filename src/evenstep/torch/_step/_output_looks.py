@@ -155,24 +155,24 @@ class OutputWatch:
                 return
             self.unread.popleft()
             if not math.isfinite(values[0]):
-                self._exchange.not_finite.tell(ticket.step.number, is_half=look.is_half)
+                self._exchange.not_finite.report(ticket.step.number, is_half=look.is_half)
             elif look.output is not None and values[0] and values[1] < math.inf:
                 self._collect((model, look.output), ticket, *values)
 
-    def tell(self) -> None:
+    def report(self) -> None:
         """Send the scales of the step that is collected."""
         step, self._step = self._step, None
         scales, self._scales = self._scales, {}
         if step is None:
             return
         rows = [(*key, *_mean_of_logs(parts)) for key, parts in scales.items()]
-        self._exchange.tell([ScalesReport(step.number, tuple(rows))])
+        self._exchange.send([ScalesReport(step.number, tuple(rows))])
 
     def _collect(self, key: tuple[int, int], ticket: Ticket, scale: float, squares: float) -> None:
         if not ticket.num_samples:
             return  # a stand-in
         if ticket.step is not self._step:
-            self.tell()
+            self.report()
             self._step = ticket.step
         parts = self._scales.setdefault(key, {})
         before, squares_before = parts.get(ticket, (0.0, 0.0))

@@ -113,7 +113,7 @@ class Reporter:
         self._exact = exact
         self._pending: list[tuple[StepUnderWay, PendingTime, dict[str, Any]]] = []
         self.limit: int | None = None
-        self._telling = Lock()  # the channel's thread makes reports
+        self._reporting = Lock()  # the channel's thread makes reports
         self._has_failed = False
         self._fault = ""  # to be sent with the next report
         self.reducing = -1
@@ -164,7 +164,7 @@ class Reporter:
         except Exception as error:
             self._give_up(None, error)
         else:
-            self._exchange.tell(times)
+            self._exchange.send(times)
 
     def _made(
         self, step: StepUnderWay, reduced: Sequence[Reduced], again: tuple[Report, ...]
@@ -189,10 +189,10 @@ class Reporter:
     def _times(self, *, least_s: float) -> list[Message]:
         """Return what there is to report of where the time went, once it is of so many seconds."""
         times: list[Message] = []
-        with self._telling:
+        with self._reporting:
             clues = self._recorder.clues
             for number, spent_us in self._recorder.take_times(least_s=least_s):
-                times += () if clues is None else clues.told(number)
+                times += () if clues is None else clues.reports(number)
                 times.append(TimesReport(number, spent_us))
         return times
 

@@ -57,7 +57,7 @@ def rows_of_several(sizes: Sequence[int]) -> Callable[[], NoReturn]:
     return unknown
 
 
-def not_told(sizes: Sequence[int]) -> Callable[[], NoReturn]:
+def unknown_batch(sizes: Sequence[int]) -> Callable[[], NoReturn]:
     """Return the weight of a forward that may belong to any of several batches, of these sizes."""
 
     def unknown() -> NoReturn:
@@ -343,7 +343,7 @@ class Tickets:
         if _agree(fitting):
             return _alike(fitting)
         live.sort(key=lambda ticket: ticket.num_backwards > 0)
-        return Match(tuple(live), not_told([one.num_samples for one in live]), is_open=True)
+        return Match(tuple(live), unknown_batch([one.num_samples for one in live]), is_open=True)
 
     def _by_memory(self, found: Found[Ticket]) -> Match | None:
         """Return the match by whose memory it is; None if that does not decide it."""

@@ -340,20 +340,20 @@ def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) 
             if positions
         }
         rows: list[dict[str, dict[int, Sample]]] = ranks.collect(mine)
-        unlike_at = {label: _unlike_at([row.get(label, {}) for row in rows]) for label in mine}
-        wanted = {label: list(found) for label, found in unlike_at.items() if found}
+        differ_at = {label: _differ_at([row.get(label, {}) for row in rows]) for label in mine}
+        wanted = {label: list(found) for label, found in differ_at.items() if found}
         if not wanted:
             return
     label, positions = next(iter(wanted.items()))
-    level = unlike_at[label][positions[0]]
+    level = differ_at[label][positions[0]]
     prints = [row[label][positions[0]].first for row in rows]
     _refuse_errors(prints, positions[0], part=label)
-    told = [each.text(level) for each in prints]
-    if len(set(told)) == 1:  # they differ in what is too long to be shown
+    texts = [each.text(level) for each in prints]
+    if len(set(texts)) == 1:  # they differ in what is too long to be shown
         sums = [f"{each.exact}:{zlib.crc32(repr(each.sketches).encode()):08x}" for each in prints]
-        told = [f"{text}, checksum {own}" for text, own in zip(told, sums, strict=True)]
+        texts = [f"{text}, checksum {own}" for text, own in zip(texts, sums, strict=True)]
     name = f"Sample {positions[0]} of `DataLoader(dataset=...)`"
-    raise ValueError(refusal(name, told, SEEDED, part=label))
+    raise ValueError(refusal(name, texts, SEEDED, part=label))
 
 
 def _refuse_errors(prints: Sequence[Fingerprint], position: int, *, part: str) -> None:
@@ -371,7 +371,7 @@ def _refuse_errors(prints: Sequence[Fingerprint], position: int, *, part: str) -
     )
 
 
-def _unlike_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
+def _differ_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
     """Return in what samples differ between ranks, by position, of those that all could fetch."""
     common = [at for at in samples[0] if all(at in of_rank for of_rank in samples)]
     found = {at: unlike([of_rank[at] for of_rank in samples]) for at in common}

@@ -83,13 +83,13 @@ def compare_orders(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) -
         if len(known) < len(found) or len({checksum for checksum, _ in known}) == 1:
             continue
         own = "batch_sampler" if has_own_batches(loader) else "sampler"
-        told = [f"[{', '.join(map(str, first))}, ...]" for _, first in known]
-        if len(set(told)) == 1:
-            told = [
-                f"{text} (checksum {one[0]:08x})" for text, one in zip(told, known, strict=True)
+        shown = [f"[{', '.join(map(str, first))}, ...]" for _, first in known]
+        if len(set(shown)) == 1:
+            shown = [
+                f"{text} (checksum {one[0]:08x})" for text, one in zip(shown, known, strict=True)
             ]
         name = f"What `DataLoader({own}=...)` yields from equal random states"
-        raise ValueError(refusal(name, told, _ORDER_REMEDY, part=label))
+        raise ValueError(refusal(name, shown, _ORDER_REMEDY, part=label))
 
 
 def shard_of(loader: DataLoader[Any], *, stream: str | None) -> tuple[str, int, int] | None:

@@ -60,7 +60,7 @@ class CostDeal:
         self._rank = rank
         self._world_size = world_size
         self._indices_of: Indices = lambda first, num_samples: None
-        self._equal_forwards = self._whole = self._has_told = False
+        self._equal_forwards = self._whole = self._has_warned = False
         self._known: dict[Key, Assignment] = {}
         self._under_way: dict[Key, Thread] = {}
 
@@ -169,7 +169,7 @@ class CostDeal:
             whole=self._whole,
             equal_forwards=self._equal_forwards,
         )
-        if caps is not None and not self._has_told:
+        if caps is not None and not self._has_warned:
             own = [features[slots] for slots in found.samples(self._rank)]
             largest = max((self._costs.total([one])[1] for one in own), default=0)
             self._check(largest, caps[self._rank])
@@ -178,7 +178,7 @@ class CostDeal:
         """Say once where samples leave no way within what is known to fit."""
         if largest <= cap:
             return
-        self._has_told = True
+        self._has_warned = True
         remedy = "Cut longer samples, or leave them out."
         if self._whole:
             remedy = "A loop over `loader.steps()` takes a rank's part in several forwards."
@@ -233,10 +233,10 @@ class SeenLengths:
         """Have all ranks know what each has seen. They come here at the begin of an epoch."""
         mine = np.concatenate([np.zeros(0, np.int64), *self._news])
         self._news = []
-        for told in _of_all(self._ranks, mine) if self._ranks.world_size > 1 else [mine]:
-            if len(told):
+        for row in _of_all(self._ranks, mine) if self._ranks.world_size > 1 else [mine]:
+            if len(row):
                 self._text = None
-                self._costs.correct(told >> _LENGTH_BITS, told & ((1 << _LENGTH_BITS) - 1))
+                self._costs.correct(row >> _LENGTH_BITS, row & ((1 << _LENGTH_BITS) - 1))
 
     def written(self) -> str:
         """Return what all ranks know, as text; empty where that is nothing."""

@@ -309,7 +309,7 @@ class PlanBook:
         self.only: Plan | None = None
         self.whole, self.equal_forwards = True, False
         self._early: list[Plan] = []
-        self._has_told = False
+        self._has_warned = False
 
     def on_plan(self, plan: Plan, *, now: int = 0) -> bool:
         """Take in a plan for the steps ahead; return whether it was new and put to use.
@@ -478,8 +478,8 @@ class PlanBook:
             if sum(sizes) == num_samples:
                 return sizes
         most = plan.max_forward if self.whole and plan.costs is None else None
-        if most is not None and sum(most) < num_samples and not self._has_told:
-            self._has_told = True
+        if most is not None and sum(most) < num_samples and not self._has_warned:
+            self._has_warned = True
             text = (
                 "A batch has %d samples, and %d are known to fit into one forward of each rank. %s"
             )

@@ -39,7 +39,7 @@ from ..order._global_order import (
     LoopStart,
     goes_on,
 )
-from ..order._samplers import tell_epoch
+from ..order._samplers import pass_epoch
 from ._base import AbstractStepLoader, StepContext
 from ._claimed import Claimed
 
@@ -222,7 +222,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on to the sampler if it wants to know; others reshuffle by themselves."""
-        tell_epoch(self.sampler, epoch)
+        pass_epoch(self.sampler, epoch)
 
     def skip(self, num_steps: int, *, epochs_begun: int | None = None) -> None:
         """Have the next iteration leave out the first steps of its epoch, on every rank.

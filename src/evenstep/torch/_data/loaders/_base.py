@@ -169,7 +169,7 @@ class AbstractStepLoader(AbstractLoader):
                 streams, of other readers.
         """
         good = self._checked(state)
-        self._context.count.go_on_from(good["steps_of_run"])
+        self._context.count.continue_from(good["steps_of_run"])
         self._resume = good
 
     def close(self) -> None:
@@ -219,7 +219,7 @@ class AbstractStepLoader(AbstractLoader):
                 self._whole = whole
                 with self._context.session.steps.timed(Phase.INPUT):
                     self._at = at = self._begin_epoch()
-                    self._go_on()
+                    self._continue()
                 if whole:
                     check_probed(self.attempts)
                 while (given := self._next()) is not None:
@@ -234,7 +234,7 @@ class AbstractStepLoader(AbstractLoader):
                     if loops.current != loop:
                         self._return_to(at)
                         loops.current, self._whole = loop, whole
-                        self._go_on()
+                        self._continue()
             finally:
                 if outer is not None and loops.current == loop:
                     self._at = outer
@@ -256,7 +256,7 @@ class AbstractStepLoader(AbstractLoader):
             if (now := getattr(batches, name, before)) != before:
                 raise _fixed(f"batch_sampler.{name}", before, now)
 
-    def _go_on(self) -> None:
+    def _continue(self) -> None:
         self._loops.next_step = self._context.count.value
         self._read_on()
 

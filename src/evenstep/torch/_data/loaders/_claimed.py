@@ -76,7 +76,7 @@ class Claimed:
         if self._since is None:
             self._since = self._clock(), 0
         count = 0
-        while count < len(self._parts) or self._go_on():
+        while count < len(self._parts) or self._continue():
             part, count = self._parts[count], count + 1
             self._num_run = max(self._num_run, count)
             self.num_forwards = self._num_run
@@ -90,7 +90,7 @@ class Claimed:
         self.num_forwards = len(self._parts)
         return self._parts
 
-    def _go_on(self) -> bool:
+    def _continue(self) -> bool:
         """Make what the next forward gets; return whether there is one."""
         while not self._due and not self._is_over:
             self._claim_more()

@@ -19,7 +19,7 @@ from .._protocols import Collectives, LoaderSession
 from ..deal._plans import forwards, forwards_by_cost, forwards_of_steps
 from ..fetch._loader_workers import with_parts
 from ..order._global_order import GlobalOrder
-from ..order._samplers import tell_epoch
+from ..order._samplers import pass_epoch
 from ._base import AbstractLoader
 
 Lockstep = bool | Literal["steps"]
@@ -171,7 +171,7 @@ class EvalLoader(AbstractLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on to the sampler if it wants to know."""
-        tell_epoch(self._loader.sampler, epoch)
+        pass_epoch(self._loader.sampler, epoch)
 
     def _forwards(self, order: IntArray) -> list[IntArray]:
         """Return the places of what this rank evaluates, forward by forward."""

@@ -27,7 +27,7 @@ from ..deal._by_cost import Assigned
 from ..deal._stream_deal import OwnShards, SameStream, StreamDeal, StreamKind, StreamStock
 from ..fetch._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
 from ..fetch._loader_workers import inner_loader, pinning
-from ..order._samplers import check_iterates, tell_epoch
+from ..order._samplers import check_iterates, pass_epoch
 from ._base import AbstractStepLoader, StepContext
 
 
@@ -281,7 +281,7 @@ class StreamLoader(AbstractStepLoader):
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on to the stream if it wants to know."""
-        tell_epoch(self.dataset, epoch)
+        pass_epoch(self.dataset, epoch)
 
     def repeated(self, size: int) -> Any:
         """Return a batch of the stream's first sample, ``size`` times; during a loop only."""
@@ -313,7 +313,7 @@ class StreamLoader(AbstractStepLoader):
             seed += self._ranks.rank  # where all read alike, seeds are alike
         self._reader.begin(seed % _LARGEST)
         self._reader.ensure(1)
-        stocks = self._tell(self._reader.mark())()
+        stocks = self._swap_stocks(self._reader.mark())()
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
         if self._loops.current == 1 and (doubt := self._terms.doubt(stocks)) is not None:
@@ -355,7 +355,7 @@ class StreamLoader(AbstractStepLoader):
             plan = self._plan()
             if self._terms.lacks(stocks, plan.batch_size):
                 self._reader.ensure(plan.batch_size[self._ranks.rank])
-                stocks = self._tell()()
+                stocks = self._swap_stocks()()
             sizes = self._terms.sizes(stocks, plan.batch_size)
         total = sum(sizes)
         if not total or (self._loader.drop_last and total < self._size):
@@ -414,9 +414,9 @@ class StreamLoader(AbstractStepLoader):
     def _read_ahead(self, batch_size: int) -> None:
         """Read for the next step, and report to the others what is in stock for it."""
         self._reader.ensure(self._terms.ahead(batch_size))
-        self._stocks = self._tell()
+        self._stocks = self._swap_stocks()
 
-    def _tell(self, mark: int = 0) -> Callable[[], list[StreamStock]]:
+    def _swap_stocks(self, mark: int = 0) -> Callable[[], list[StreamStock]]:
         """Report to the others what is in stock, and return what waits for what they have."""
         reader = self._reader
         lengths = 0 if self._by_cost is None else crc32(reader.lengths(self._size).tobytes())

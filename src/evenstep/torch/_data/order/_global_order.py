@@ -208,7 +208,7 @@ class GlobalOrder:
         kept: list[IntArray] = []
 
         def begin() -> list[int]:
-            told = getattr(self.sampler, "epoch", None)
+            epoch_then = getattr(self.sampler, "epoch", None)
             self._chance.restore(before)
             first = min(position, self.num_samples) // self._block_size * self._block_size
             is_whole = finished and self.batches is None  # else it is drawn as one
@@ -223,9 +223,9 @@ class GlobalOrder:
                     kept.append(block)
                 end += len(block)
             _check_same(found, fingerprint)
-            may_tell = told is not None and hasattr(self.sampler, "set_epoch")
-            if finished and may_tell and getattr(self.sampler, "epoch", None) == before[0]:
-                self.sampler.set_epoch(told)  # type: ignore[attr-defined]
+            may_pass = epoch_then is not None and hasattr(self.sampler, "set_epoch")
+            if finished and may_pass and getattr(self.sampler, "epoch", None) == before[0]:
+                self.sampler.set_epoch(epoch_then)  # type: ignore[attr-defined]
             return [first, checksum, *before]
 
         return self._begin(chain(kept, drawn), begin)

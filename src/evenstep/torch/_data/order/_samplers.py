@@ -57,8 +57,8 @@ class GlobalBatches:
 
     def set_epoch(self, epoch: int) -> None:
         """Pass ``epoch`` on, to the batch sampler and the sampler inside it."""
-        tell_epoch(self._batches, epoch)
-        tell_epoch(self.sampler, epoch)
+        pass_epoch(self._batches, epoch)
+        pass_epoch(self.sampler, epoch)
 
     def __len__(self) -> int:
         """Return the samples of an epoch of torch's own batches."""
@@ -127,7 +127,7 @@ def length_of(part: Any) -> int | None:
         return None
 
 
-def tell_epoch(part: Any, epoch: int) -> None:
+def pass_epoch(part: Any, epoch: int) -> None:
     """Pass ``epoch`` on to a sampler or data set that wants to know; others shuffle unasked."""
     if hasattr(part, "set_epoch"):
         part.set_epoch(epoch)
