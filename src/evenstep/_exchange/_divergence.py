@@ -102,8 +102,8 @@ def _assigned_apart(reported: Mapping[int, Reduced]) -> RanksDiverged:
         rank,
         f"Rank {rank} used an assignment of samples with checksum {sums[rank]:#010x} in "
         f"{_words(reported[rank])}, and {listed(others)} used {most:#010x}: that gradient was "
-        f"wrong. Either the lengths of `Balancer(cost=...)` differ between ranks, or evenstep has a "
-        f"defect: please report it. Continue from the last checkpoint.",
+        f"wrong. Either the lengths of `Balancer(cost=...)` differ between ranks, or evenstep has "
+        f"a defect: please report it. Continue from the last checkpoint.",
     )
 
 
