@@ -22,7 +22,7 @@ from torch.nn import functional
 from benchmarks._common import Row, main, progress
 from evenstep._exchange._loss_checks import LossTrial
 from evenstep._planner import Plan
-from evenstep._run._step_under_way import StepUnderWay
+from evenstep._run._step_state import StepState
 from evenstep.torch._step._output_looks import Look, OutputWatch, look_at
 from evenstep.torch._step._tickets import Ticket
 
@@ -240,7 +240,7 @@ def _watched(compares: bool) -> None:
     watch = OutputWatch(_Silent(), compares=compares)  # type: ignore[arg-type]
     plan, grad = Plan(0, 0, (20, 12)), torch.randn(20, 10)
     for number in range(1000):
-        step = StepUnderWay(number, 20, 32, 0.0, None, plan=plan)
+        step = StepState(number, 20, 32, 0.0, None, plan=plan)
         if watch.resting is not plan:
             watch.begin_step(step)
         looks: list[Look] = []

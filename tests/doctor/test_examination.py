@@ -11,7 +11,14 @@ import torch
 import torch.distributed as dist
 
 from evenstep._doctor import judge
-from evenstep.doctor._examination import Desk, NotExamined, Patience, StageLine, examine, open_desk
+from evenstep.doctor._examination import (
+    NotExamined,
+    Patience,
+    StageLine,
+    StoreChannel,
+    examine,
+    open_desk,
+)
 
 from .facts import rank
 
@@ -48,14 +55,14 @@ def run(num_present, world_size, step):
 
     def other(rank):
         try:
-            examine(Desk(store, rank, world_size), quiet(), step=step, patience=HASTY)
+            examine(StoreChannel(store, rank, world_size), quiet(), step=step, patience=HASTY)
         except BaseException as error:
             errors[rank] = error
 
     threads = [threading.Thread(target=other, args=(rank,)) for rank in range(1, num_present)]
     for thread in threads:
         thread.start()
-    found = examine(Desk(store, 0, world_size), quiet(), step=step, patience=HASTY)
+    found = examine(StoreChannel(store, 0, world_size), quiet(), step=step, patience=HASTY)
     for thread in threads:
         thread.join()
     return found, errors
@@ -100,10 +107,10 @@ def test_ranks_of_unlike_versions_are_named(quick_step):
     """Also where a newer one says more than this one knows, or something else altogether."""
     store = dist.HashStore()
     newer = asdict(rank(1, "b", versions={"evenstep": "9.0", "torch": "3.0"})) | {"mood": "good"}
-    Desk(store, 1, 3).leave("facts", json.dumps(newer))
-    Desk(store, 2, 3).leave("facts", json.dumps({"rank": 2}))
+    StoreChannel(store, 1, 3).leave("facts", json.dumps(newer))
+    StoreChannel(store, 2, 3).leave("facts", json.dumps({"rank": 2}))
     short = Patience(arrive_s=5.0, turn_s=0.1, timing_s=0.05, steps_s=0.1)
-    found = examine(Desk(store, 0, 3), quiet(), step=quick_step, patience=short)
+    found = examine(StoreChannel(store, 0, 3), quiet(), step=quick_step, patience=short)
     by_name = {each.ailment: each for each in judge(found)}
 
     assert found.missing == (2,)
@@ -116,7 +123,7 @@ def test_a_rank_that_stops_answering_is_named(quick_step):
     half = Patience(arrive_s=5.0, turn_s=0.5, timing_s=0.05, steps_s=0.5)
 
     def leave_facts(store):
-        desk = Desk(store, 2, 3)
+        desk = StoreChannel(store, 2, 3)
         assert desk.wait("token", 5.0)
         facts = json.loads(desk.fetch("facts", [1], 5.0)[1])
         facts |= {"rank": 2, "machine": "elsewhere", "host": "elsewhere"}
@@ -126,7 +133,7 @@ def test_a_rank_that_stops_answering_is_named(quick_step):
     results = {}
 
     def take_part(number):
-        desk = Desk(store, number, 3)
+        desk = StoreChannel(store, number, 3)
         results[number] = examine(desk, quiet(), step=quick_step, patience=half)
 
     threads = [threading.Thread(target=take_part, args=(number,)) for number in (0, 1)]
@@ -150,7 +157,7 @@ def test_links_that_take_too_long_are_left_out(quick_step):
     hurried = replace(HASTY, links_s=0.0)
 
     def take_part(number):
-        desk = Desk(store, number, 2)
+        desk = StoreChannel(store, number, 2)
         found[number] = examine(desk, quiet(), step=quick_step, patience=hurried)
 
     threads = [threading.Thread(target=take_part, args=(number,)) for number in (0, 1)]
@@ -173,7 +180,7 @@ def test_a_step_that_fails_is_told_of_each_rank(quick_step):
 
 def test_without_rank_0_the_others_end():
     """In a bounded time, saying so."""
-    desk = Desk(dist.HashStore(), 1, 2)
+    desk = StoreChannel(dist.HashStore(), 1, 2)
     with pytest.raises(NotExamined, match=r"Rank 0 was not heard within 0\.1 s"):
         examine(desk, quiet(), patience=replace(HASTY, arrive_s=0.1))
 
@@ -181,12 +188,12 @@ def test_without_rank_0_the_others_end():
 def test_one_that_comes_too_late_is_told_so():
     """The others began without it."""
     store = dist.HashStore()
-    leader = Desk(store, 0, 2)
+    leader = StoreChannel(store, 0, 2)
     leader.leave("token", "0" * 32)
     orders = {"ranks": [0], "addresses": {}, "turns": [], "sizes": [1, 2]}
     leader.leave("orders", json.dumps(orders))
     with pytest.raises(NotExamined, match="Rank 1 came too late"):
-        examine(Desk(store, 1, 2), quiet(), patience=HASTY)
+        examine(StoreChannel(store, 1, 2), quiet(), patience=HASTY)
 
 
 def test_what_is_left_is_found_and_waiting_is_bounded():
@@ -198,8 +205,8 @@ def test_what_is_left_is_found_and_waiting_is_bounded():
         now_s += seconds
 
     store = dist.HashStore()
-    desk = Desk(store, 0, 3, clock=lambda: now_s, sleep=sleep)
-    Desk(store, 2, 3).leave("topic", "said")
+    desk = StoreChannel(store, 0, 3, clock=lambda: now_s, sleep=sleep)
+    StoreChannel(store, 2, 3).leave("topic", "said")
 
     waited = []
     found = desk.fetch("topic", range(3), 5.0, meanwhile=lambda: waited.append(now_s))

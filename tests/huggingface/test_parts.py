@@ -12,8 +12,8 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from evenstep.huggingface import balance
 from evenstep.huggingface._checks import check_accelerator
-from evenstep.huggingface._portions import masked, pieces_of, portions
-from evenstep.huggingface._training_data import FirstOf, Stock
+from evenstep.huggingface._micro_batches import masked, pieces_of, portions
+from evenstep.huggingface._training_data import FirstOf, UnwrappedLoader
 
 from .lengths import packing, rows
 
@@ -166,7 +166,7 @@ def test_a_sampler_cut_short_keeps_its_generator_and_its_epoch():
 def test_a_stock_loader_is_rebuilt_with_what_it_had():
     """Data set, order, collate function and the rest; a global batch over the ranks, rounded up."""
     loader = DataLoader(range(10), batch_size=4, sampler=range(10), collate_fn=tuple, timeout=0)
-    stock = Stock(loader, accelerator(split_batches=True, num_processes=3))
+    stock = UnwrappedLoader(loader, accelerator(split_batches=True, num_processes=3))
     again = stock.rebuild()
 
     assert stock.global_batch_size == 4
@@ -174,7 +174,9 @@ def test_a_stock_loader_is_rebuilt_with_what_it_had():
     assert again.collate_fn is tuple
     assert list(again.sampler) == list(range(10))
     assert (
-        Stock(loader, accelerator(split_batches=False, num_processes=3)).rebuild(times=2).batch_size
+        UnwrappedLoader(loader, accelerator(split_batches=False, num_processes=3))
+        .rebuild(times=2)
+        .batch_size
         == 8
     )
 
@@ -211,4 +213,4 @@ def test_a_stateful_loader_is_refused():
     loader = DataLoader(range(4))
     loader.use_stateful_dataloader = True
     with pytest.raises(ValueError, match="register_for_checkpointing"):
-        Stock(loader, accelerator(split_batches=False, num_processes=1))
+        UnwrappedLoader(loader, accelerator(split_batches=False, num_processes=1))

@@ -14,7 +14,7 @@ from evenstep.torch import Balancer
 from evenstep.torch._step._compile_watch import CompileWatch
 from evenstep.torch._step._marks import Recorder
 from evenstep.torch._step._meter import BlindMeter, StepMeter
-from evenstep.torch._step._reporter import Reporter, StepUnderWay
+from evenstep.torch._step._reporter import Reporter, StepState
 
 
 class Watch:
@@ -271,7 +271,7 @@ def test_a_device_is_asked_on_the_thread_that_trains(is_late):
     meter.begin()
     watch.pass_by(2.0)
     meter.end()
-    reporter.send(StepUnderWay(3, 4, 8, 0.0, None, has_begun=True))
+    reporter.send(StepState(3, 4, 8, 0.0, None, has_begun=True))
     before = len(asked)
     (*_, told) = sent[0]()
 
@@ -312,7 +312,7 @@ def test_what_was_noticed_in_a_step_goes_ahead_of_its_times(watch):
         meter.begin()
         watch.pass_by(1.0)
         meter.end()
-        reporter.send(StepUnderWay(step, 4, 8, 0.0, None, has_begun=True))
+        reporter.send(StepState(step, 4, 8, 0.0, None, has_begun=True))
     kinds = [one if isinstance(one, str) else (type(one).__name__, one.step) for one in sent]
 
     assert kinds == [
@@ -336,7 +336,7 @@ def test_a_model_on_a_stream_of_its_own_is_timed():
         model.handed_over_s += 3.0
         meter.end()
         current.pop()
-        reporter.send(StepUnderWay(step, 4, 8, 0.0, None, has_begun=True))
+        reporter.send(StepState(step, 4, 8, 0.0, None, has_begun=True))
         model.done_s = 3.0 * step
     (report,) = (report for one in sent for report in getattr(one, "reports", ()))
 

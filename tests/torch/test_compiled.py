@@ -12,7 +12,7 @@ from evenstep.events import StepMeasured
 from evenstep.exceptions import EvenstepWarning
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._model._compiled import Surround, compiled_parts, hooks_on, is_compiled
+from evenstep.torch._model._compiled import OuterHooks, compiled_parts, hooks_on, is_compiled
 from evenstep.torch._step._compile_watch import CompileWatch
 
 from .._tiers import Groups, slow_but
@@ -258,7 +258,7 @@ def test_a_model_can_be_compiled_in_place_between_steps():
     """Once more and otherwise, too: the calls move to where they belong."""
     fresh()
     model, calls = Mlp(), []
-    around = Surround(
+    around = OuterHooks(
         model,
         before=[lambda module, inputs, keywords: calls.append("before")],
         after=[lambda module, inputs, keywords, output: output + 1],

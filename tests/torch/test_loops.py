@@ -19,7 +19,7 @@ from evenstep.exceptions import EvenstepWarning
 from evenstep.policies import Fixed
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._model._compiled import Surround
+from evenstep.torch._model._compiled import OuterHooks
 
 from .hard_loops import LOOPS as HARD_LOOPS
 from .hard_loops import WRAPS, found_in, warnings_of_left_steps
@@ -324,7 +324,7 @@ def test_a_model_with_buffers_can_be_copied_and_written():
     """With hooks on it too, of which nothing is left in the copy."""
     module = nn.BatchNorm1d(2)
     called = [lambda module, inputs, keywords: pytest.fail("it was called")]
-    around = Surround(module, first=called, before=called)
+    around = OuterHooks(module, first=called, before=called)
     around.place()
     written = io.BytesIO()
     torch.save(module, written)

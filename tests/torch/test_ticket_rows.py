@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from evenstep.torch._step._batch_checks import StrangeRows
-from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
-from evenstep.torch._step._uses import ForwardUse, UseBooks
+from evenstep.torch._step._batch_checks import UnknownBatch
+from evenstep.torch._step._reductions import ForwardRecord, ReductionLedger
+from evenstep.torch._step._tickets import StepState, Ticket, Tickets
 
 from .test_tickets import matched, opened
 
@@ -200,7 +200,7 @@ def test_a_batch_of_indices_that_a_loop_left_behind_is_passed_over(tickets):
 def test_samples_that_a_collate_fn_leaves_out_are_warned_of(rows, units, count, recwarn):
     """They are weighted by the plan; not where units are counted, and one row may be packed."""
     tickets = Tickets(identifies=True, counts_rows=True)
-    step = StepUnderWay(0, 4, 12, 0.0, None, units=units)
+    step = StepState(0, 4, 12, 0.0, None, units=units)
 
     for held in (4, rows, rows):
         batch = torch.ones(held, 3), torch.ones(held)
@@ -212,11 +212,13 @@ def test_samples_that_a_collate_fn_leaves_out_are_warned_of(rows, units, count, 
 def trained(tickets, strange, ticket, *forwards):
     """Have forwards of a step look at their rows, and a backward go through them."""
     matches = [tickets.match([tensor]) for tensor in forwards]
-    uses = [ForwardUse(match, match.tickets[0], match.weight, 0, None, False) for match in matches]
+    uses = [
+        ForwardRecord(match, match.tickets[0], match.weight, 0, None, False) for match in matches
+    ]
     for use, tensor in zip(uses, forwards, strict=True):
         if use.match.other_rows:
             strange.look(use, [tensor])
-    UseBooks().add(uses)
+    ReductionLedger().add(uses)
     ticket.num_backwards, ticket.is_trained = 1, True
 
 
@@ -253,7 +255,7 @@ def trained(tickets, strange, ticket, *forwards):
 )
 def test_rows_of_no_batch_are_warned_of_once(tickets, forwards, count, recwarn):
     """They get its weight, which is wrong for rows with a loss of their own."""
-    strange = StrangeRows()
+    strange = UnknownBatch()
     for number in range(12):
         ticket, x = opened(tickets, number, 6)
         trained(tickets, strange, ticket, *forwards(x))
@@ -263,7 +265,7 @@ def test_rows_of_no_batch_are_warned_of_once(tickets, forwards, count, recwarn):
 
 def test_nodes_of_graphs_are_not_warned_of(tickets, recwarn):
     """Each batch has another number of them, and what is forwarded is a copy on the device."""
-    strange = StrangeRows()
+    strange = UnknownBatch()
     for number in range(40):
         nodes, labels = torch.randn(13 + number, 3), torch.randn(6)
         ticket, _ = opened(tickets, number, 6, batch=(nodes, labels))
@@ -287,7 +289,7 @@ def test_rows_of_two_batches_that_are_both_used_up_are_outside_of_a_step(tickets
 def test_rows_of_no_batch_are_of_no_matter_where_sizes_are_equal_or_a_rank_is_alone(recwarn):
     """The weight is 1 then, which is right for any loss."""
     for identifies, weight in ((True, 1.0), (False, 6.0)):
-        tickets, strange = Tickets(identifies=identifies), StrangeRows()
+        tickets, strange = Tickets(identifies=identifies), UnknownBatch()
         for number in range(8):
             ticket, x = opened(tickets, number, 6, key=weight)
             trained(tickets, strange, ticket, x, torch.randn(4, 3))
@@ -299,7 +301,7 @@ def test_values_are_looked_at_in_the_first_forwards_alone(tickets, monkeypatch):
     """On a device each look waits for it: nodes of graphs would be looked at for ever."""
     looks = []
     monkeypatch.setattr(Ticket, "may_hold", lambda ticket, tensors: looks.append(ticket) or True)
-    strange = StrangeRows()
+    strange = UnknownBatch()
     for number in range(100):
         ticket, _ = opened(tickets, number, 6)
         trained(tickets, strange, ticket, torch.randn(4, 3))

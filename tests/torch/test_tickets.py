@@ -8,9 +8,9 @@ import torch
 
 from evenstep._nested_tensors import input_size
 from evenstep.exceptions import EvenstepWarning
-from evenstep.torch._step._batch_checks import BlindWatch
+from evenstep.torch._step._batch_checks import UntrackedSteps
 from evenstep.torch._step._output_looks import OutputWatch, look_at
-from evenstep.torch._step._tickets import StepUnderWay, Ticket, Tickets
+from evenstep.torch._step._tickets import StepState, Ticket, Tickets
 
 
 @dataclass
@@ -37,7 +37,7 @@ def tickets():
 def opened(tickets, number, size, *, key=None, batch=None):
     """Hand out a batch of ``size`` samples whose weight is its key; return ticket and batch."""
     weight = float(size if key is None else key)
-    step = StepUnderWay(number, size, 12, 0.0, None)
+    step = StepState(number, size, 12, 0.0, None)
     ticket = Ticket(step, size, weight, weight, is_last=True)
     batch = torch.randn(size, 3) if batch is None else batch
     tickets.open(ticket, batch)
@@ -271,7 +271,7 @@ def test_a_nested_tensor_has_a_size_though_no_shape():
 def test_fetching_while_the_optimizer_steps_is_no_training_without_weights(recwarn):
     """A thread may fetch many batches between a backward and the optimizer's step."""
     version = [0]
-    watch = BlindWatch(lambda: version[0])
+    watch = UntrackedSteps(lambda: version[0])
     for step in range(2, 6):
         watch.handed_out(step, 0, lambda: 1)
     version[0] += 1  # the step that belongs to the newest backward
@@ -291,7 +291,7 @@ def test_by_cost_means_over_samples_are_not_compared(units, compares):
     Means over tokens are: all ranks have many.
     """
     plan = SimpleNamespace(batch_size=(16, 16), costs="of lengths")
-    step = StepUnderWay(0, 20, 32, 0.0, None, units=units, plan=plan)
+    step = StepState(0, 20, 32, 0.0, None, units=units, plan=plan)
     OutputWatch(None, compares=True).begin_step(step)
 
     assert step.compares is compares
@@ -302,7 +302,7 @@ def test_gradients_of_any_size_are_compared_or_left_out(size):
     """In double precision, the square of a small number is 0 and that of a large one infinite."""
     sent, looks = [], []
     watch = OutputWatch(SimpleNamespace(send=sent.extend), compares=True)
-    step = StepUnderWay(0, 4, 8, 0.0, None)
+    step = StepState(0, 4, 8, 0.0, None)
     look_at(torch.full((4, 3), size, dtype=torch.float64), looks, output=0)
     watch.note(0, Ticket(step, 4, 1.0, 1.0, is_last=True), looks)
     watch.read()

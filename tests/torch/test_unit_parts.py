@@ -27,11 +27,11 @@ from evenstep.torch._model._models import PreparedModels
 from evenstep.torch._model._units import UnitCounter
 from evenstep.torch._model._weighting import Backward, scale
 from evenstep.torch._step._compile_watch import CompileWatch
-from evenstep.torch._step._conductor import StepConductor
 from evenstep.torch._step._marks import Recorder
 from evenstep.torch._step._meter import StepMeter
+from evenstep.torch._step._reductions import ForwardRecord
 from evenstep.torch._step._tickets import Match
-from evenstep.torch._step._uses import ForwardUse
+from evenstep.torch._step._tracker import StepTracker
 
 from .unit_runs import QUIET
 from .units import Case, flat_gradient, pairs, reference
@@ -181,7 +181,7 @@ def test_waiting_for_others_units_is_no_time_of_ones_own():
     """A rank is not taken for slow because another one's data came late."""
     clock = Clock()
     exchange = Idle(clock)
-    conductor = StepConductor()
+    conductor = StepTracker()
     recorder = Recorder(StepMeter(HostClock(clock)))
     conductor.open(exchange, recorder, CompileWatch(), world_size=2)
     conductor.begin_step(StepStart(0, 4, 8, data_s=0.0, units=2.0))
@@ -384,7 +384,7 @@ def test_a_weight_of_zero_keeps_nan_out(grad):
     backward = Backward(Deaf())
     for weight in (0.0, lambda: 0.0):
         source.grad = None
-        scale(source * 1, ForwardUse(Match((), weight), None, weight, 0, None, False), backward)[
+        scale(source * 1, ForwardRecord(Match((), weight), None, weight, 0, None, False), backward)[
             0
         ].backward(torch.full((2,), grad))
 

@@ -69,7 +69,7 @@ def is_evenstep(code: Any) -> bool:
 
 
 def name_of(code: Any) -> str:
-    """Return a function with its file, as ``torch/_step/_conductor.py StepConductor.reduced``."""
+    """Return a function with its file, as ``torch/_step/_conductor.py StepTracker.reduced``."""
     return f"{Path(code.co_filename).relative_to(ROOT)} {code.co_qualname}"
 
 

@@ -17,7 +17,7 @@ from torch import nn
 from torch.distributions import Independent, Normal, TanhTransform, TransformedDistribution
 
 from evenstep.testing import run_workers
-from evenstep.torch._model._compiled import InertHook, Surround
+from evenstep.torch._model._compiled import InertHook, OuterHooks
 from evenstep.torch._model._weighting import Backward, ForwardHook, feeds_back
 from evenstep.torch._model._weighting import scale as scale_by_use
 from evenstep.torch._step._output_looks import look_at
@@ -100,7 +100,7 @@ def backward(ended):
 def hooked(module, weight, backward):
     """Return ``module`` with the hook on it."""
     hook = ForwardHook(Weights(weight), backward)
-    Surround(module, first=[hook.before], after=[hook]).place()
+    OuterHooks(module, first=[hook.before], after=[hook]).place()
     return module
 
 

@@ -8,7 +8,7 @@ from msgspec.msgpack import encode
 from msgspec.structs import replace
 
 from evenstep._diagnosis import HostClues, Phase, StepClues
-from evenstep.watch._courier import Courier, ends_of
+from evenstep.watch._courier import RecordSender, ends_of
 from evenstep.watch._start_watch import WatchSettings
 from evenstep.watch._step_records import (
     RankHello,
@@ -197,7 +197,7 @@ def told_of(num_steps, every_s=10.0):
     store = SizedStore()
     ends = ends_of(store, 1, 2, WatchSettings(every_s))
     hello = RankHello("ann", "cpu")
-    courier = Courier(Steps(num_steps), hello, QuietHost(), ends, on_fault=print)
+    courier = RecordSender(Steps(num_steps), hello, QuietHost(), ends, on_fault=print)
     courier.close("DDP", (), own_s=float)
     return [told for _, told in RankReader(store, range(1, 2)).read()], store.sizes
 

@@ -9,9 +9,9 @@ import numpy as np
 
 from .._types import FloatArray
 from ._account import Diagnosis, HostClues, Machines, Phase, StepClues
-from ._course import Course, levels_of
-from ._frontier import FrontierSums, RankSteps, frontier
+from ._critical_path import FrontierSums, RankSteps, frontier
 from ._slow_links import LinkBooks
+from ._trend import Course, levels_of
 from ._verdict import verdict
 
 _KEPT = 0.98  # of the sums, at each addition: lengths change their meaning with the data

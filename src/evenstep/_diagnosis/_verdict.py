@@ -11,9 +11,9 @@ import numpy as np
 from .._render import counted, number, percent, seconds
 from .._types import FloatArray
 from ._account import Cause, Diagnosis, FoundCause, HostRates
-from ._course import Levels, Shape, more_than_others, shape_of
-from ._frontier import Family, FrontierSums
+from ._critical_path import Family, FrontierSums
 from ._slow_links import LinkLoads, SlowLink, said_of, said_of_all, slow_links
+from ._trend import Levels, Shape, more_than_others, shape_of
 
 
 class Facts(NamedTuple):

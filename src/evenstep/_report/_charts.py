@@ -12,7 +12,7 @@ from .._render import counted, number, percent, seconds
 from .._types import FloatArray
 from ._chart_data import Spec, areas, chart, every, heat, highest, lines, lowest, table, wider
 from ._run_figures import PARTS, LinkFigures, ReportFigures
-from ._sayings import LABELS, rank_name
+from ._sentences import LABELS, rank_name
 from ._step_tally import over
 
 MOST_ROWS = 32

@@ -25,7 +25,7 @@ from ._charts import (
     waiting_shares,
 )
 from ._run_figures import PARTS, LinkFigures, ReportFigures
-from ._sayings import (
+from ._sentences import (
     LABELS,
     differences,
     ended,

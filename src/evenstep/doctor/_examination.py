@@ -60,7 +60,7 @@ class KeyStore(Protocol):
 
 
 @final
-class Desk:
+class StoreChannel:
     """Leaves and fetches texts by topic and rank.
 
     Args:
@@ -115,7 +115,7 @@ class Desk:
         return self.fetch(topic, [0], within_s).get(0)
 
 
-def open_desk(environ: Mapping[str, str], *, timeout_s: float) -> Desk:
+def open_desk(environ: Mapping[str, str], *, timeout_s: float) -> StoreChannel:
     """Return the desk of this rank: torchrun's store, or one of its own where it is alone.
 
     Args:
@@ -127,7 +127,7 @@ def open_desk(environ: Mapping[str, str], *, timeout_s: float) -> Desk:
         RuntimeError: the store cannot be reached.
     """
     if "RANK" not in environ:
-        return Desk(dist.HashStore(), 0, 1)  # type: ignore[attr-defined]
+        return StoreChannel(dist.HashStore(), 0, 1)  # type: ignore[attr-defined]
     try:
         rank, world_size = int(environ["RANK"]), int(environ["WORLD_SIZE"])
         address, port = environ["MASTER_ADDR"], int(environ["MASTER_PORT"])
@@ -147,7 +147,7 @@ def open_desk(environ: Mapping[str, str], *, timeout_s: float) -> Desk:
     )
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     own = dist.PrefixStore(f"evenstep-doctor-{attempt}", store)  # type: ignore[attr-defined]
-    return Desk(own, rank, world_size)
+    return StoreChannel(own, rank, world_size)
 
 
 def _key(topic: str, rank: int) -> str:
@@ -282,7 +282,7 @@ class NotExamined(RuntimeError):
 
 
 def examine(
-    desk: Desk,
+    desk: StoreChannel,
     line: StageLine,
     *,
     step: str | None = None,
@@ -347,7 +347,7 @@ def _ends(link: LinkSpeed) -> frozenset[int]:
 class _Member:
     """A rank's own measurements."""
 
-    desk: Desk
+    desk: StoreChannel
     limits: CgroupLimits
     token: str
     load: Callable[[], Step]

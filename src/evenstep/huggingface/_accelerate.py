@@ -16,7 +16,7 @@ from .._warning import warn
 from ..exceptions import invalid
 from ..torch import BalancedLoader, Balancer
 from ._checks import check_accelerator, check_model
-from ._training_data import Stock, set_epoch
+from ._training_data import UnwrappedLoader, set_epoch
 
 _OWN = ("balancer", "iteration", "end_of_dataloader", "remainder")
 
@@ -67,7 +67,7 @@ def balance(
     places = _loader_places(parts)
     given = list(parts)
     for place in places:
-        stock = Stock(parts[place], accelerator)
+        stock = UnwrappedLoader(parts[place], accelerator)
         given[place] = stock.rebuild()
         options = {"global_batch_size": stock.global_batch_size, "cost": stock.cost, **options}
     balancer = Balancer(**options)

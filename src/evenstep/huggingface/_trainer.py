@@ -20,8 +20,8 @@ from ..torch._model._units import shifting
 from ._accelerate import gathers_rows
 from ._checks import check_accelerator, check_batches, check_model
 from ._gathering_loss import LossCalls, meet_before_forwards, meets, num_missing, without_gradient
-from ._portions import BELOW, IGNORED, Portion, masked, pieces_of, portions, with_own_targets
-from ._training_data import Stock, TrainingData
+from ._micro_batches import BELOW, IGNORED, Portion, masked, pieces_of, portions, with_own_targets
+from ._training_data import TrainingData, UnwrappedLoader
 
 Divisor = Literal["items", "labels", "shifted labels", "samples"]
 
@@ -367,7 +367,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
                 repr(self._balancing["unit"]),
                 "If not, set `model.accepts_loss_kwargs = False` before the trainer is made.",
             )
-        check_batches(self, Stock(prepared, self.accelerator).sampler)
+        check_batches(self, UnwrappedLoader(prepared, self.accelerator).sampler)
         if self._data is not None:
             self._data.close()
         self._data = TrainingData(

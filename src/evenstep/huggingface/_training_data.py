@@ -91,7 +91,7 @@ class RebalancedOrder:
         self._whole.set_epoch(epoch)
 
 
-class Stock:
+class UnwrappedLoader:
     """A DataLoader as it was before Accelerate prepared it.
 
     Accelerate makes a loader of its own, with the data set, the workers and the ``collate_fn`` of
@@ -230,7 +230,7 @@ class TrainingData:
         loss_reduction: str,
         options: Mapping[str, Any],
     ) -> None:
-        stock = Stock(prepared, accelerator)
+        stock = UnwrappedLoader(prepared, accelerator)
         self._prepared = prepared
         self.generator = torch.Generator()
         self._batch_size = stock.global_batch_size  # over all ranks, of what Trainer calls a batch

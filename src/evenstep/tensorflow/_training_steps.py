@@ -20,7 +20,7 @@ from .._exchange._internal import ALL_EQUAL, fault_in_words, log_fault
 from .._exchange._message_kinds import StepReports
 from .._planner import Plan, Report
 from .._run._machine_reader import MachineReader, read_by
-from .._run._step_under_way import StepUnderWay
+from .._run._step_state import StepState
 from ..exceptions import invalid
 
 
@@ -70,7 +70,7 @@ class TrainingSteps:
         self._clock = clock
         self._exchange: Exchange | None = None
         self._machine: MachineReader | None = None
-        self._step: StepUnderWay | None = None
+        self._step: StepState | None = None
         self._compute_s = 0.0  # own work of the step so far
         self._since_s: float | None = None  # when the clock was started; None while it stands
         self._weight = 1.0
@@ -125,7 +125,7 @@ class TrainingSteps:
         wall_s = None if self._handed_out_s is None else now_s - self._handed_out_s
         self._handed_out_s = now_s
         self._compute_s, self._since_s = 0.0, None
-        self._step = StepUnderWay(self.num_steps, num_samples, global_num_samples, data_s, wall_s)
+        self._step = StepState(self.num_steps, num_samples, global_num_samples, data_s, wall_s)
         self._weight = 1.0
         if self.loss_reduction == "mean":
             self._weight = num_samples * self.world_size / global_num_samples
@@ -207,7 +207,7 @@ class TrainingSteps:
         self._foreseen = lambda: step.num_backwards
         self.num_steps += 1
 
-    def _report(self, step: StepUnderWay, exchange: Exchange) -> None:
+    def _report(self, step: StepState, exchange: Exchange) -> None:
         step.reported = True
         free, fault = self._free()
         free_cpu, free_memory_bytes = free or (None, 0)

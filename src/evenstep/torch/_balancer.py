@@ -37,8 +37,8 @@ from ._model._units import Unit
 from ._model._weighting import check_unweighted, scale
 from ._off import PlainRun
 from ._options import Runtime
-from ._parts import Parts
 from ._prepare_check import BalancerSettings, check_content, check_eval, check_prepared
+from ._prepared_run import PreparedRun
 from ._session import Session
 from ._unequal_links import checked_network
 
@@ -135,7 +135,7 @@ class Balancer:
             self.__class__ = _plain_kind(type(self))  # a `__new__` would hide the signature
         arguments.check_values(bounds, runtime)
         policy = checked_policy(policy)
-        self._parts = Parts(
+        self._parts = PreparedRun(
             policy=policy,
             bounds=bounds,
             runtime=runtime,

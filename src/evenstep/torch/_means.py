@@ -12,12 +12,12 @@ from .._diagnosis import Phase
 from .._private_torch import RunningNorm
 from ._exchange._side_group import Alone, SideGroup
 from ._model._models import BalancedModel
-from ._step._conductor import StepConductor
+from ._step._tracker import StepTracker
 
 
 def mean_over(
     side: SideGroup | Alone | None,
-    steps: StepConductor,
+    steps: StepTracker,
     value: float | torch.Tensor,
     count: float | None,
 ) -> float:
@@ -60,7 +60,7 @@ class RunningStats:
     def average(
         self,
         side: SideGroup | Alone | None,
-        steps: StepConductor,
+        steps: StepTracker,
         models: Sequence[BalancedModel],
     ) -> None:
         """Replace them by their mean, weighted by the samples that each rank's stand for.

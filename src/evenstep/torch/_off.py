@@ -20,7 +20,7 @@ from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._base import StepContext
 from ._fabric import as_wrapped, still_wrapped, wrapped_loader, wrapped_model
 from ._model._models import with_ddp
-from ._parts import Parts
+from ._prepared_run import PreparedRun
 
 
 @final
@@ -42,7 +42,7 @@ class PlainRun:
 
     plan_in_use = None
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PreparedRun) -> None:
         crew = parts.join()
         self.rank, self.world_size = crew.side.rank, crew.side.world_size
         self.modules: list[nn.Module] = []

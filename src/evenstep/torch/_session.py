@@ -36,14 +36,14 @@ from ._exchange._stuck import TORCH, break_off, ports_of_store
 from ._model._models import device_of
 from ._model._wrapping import Wrapping
 from ._options import CudaMemory, Runtime
-from ._parts import Parts
-from ._step._conductor import StepConductor
+from ._prepared_run import PreparedRun
 from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
+from ._step._tracker import StepTracker
 
 _MOST_VIEWS = 8  # of each sample, in the sizes that an error names
 
 
-def hint_of_rows(steps: StepConductor) -> str:
+def hint_of_rows(steps: StepTracker) -> str:
     """Return what to do if a collective over rows has ended a rank; nothing if none could."""
     recorder, sizes = steps.open_recorder, _sizes(steps)
     if recorder is None or not recorder.has_others or len(set(sizes)) < 2:
@@ -55,7 +55,7 @@ def hint_of_rows(steps: StepConductor) -> str:
     )
 
 
-def note_sizes(error: BaseException, steps: StepConductor) -> None:
+def note_sizes(error: BaseException, steps: StepTracker) -> None:
     """Add to an error that ends the script, and names a batch size, that this rank has another one.
 
     As where labels or masks are made for `args.batch_size` rows. Errors of evenstep's own say what
@@ -80,7 +80,7 @@ def note_sizes(error: BaseException, steps: StepConductor) -> None:
 _OF_SHAPES = (RuntimeError, IndexError, ValueError, AssertionError)
 
 
-def _sizes(steps: StepConductor) -> tuple[int, ...]:
+def _sizes(steps: StepTracker) -> tuple[int, ...]:
     return () if steps.plan is None else steps.plan.batch_size
 
 
@@ -192,7 +192,7 @@ class Session:
         exchange: with the other ranks, from ``connect`` on; None before.
     """
 
-    def __init__(self, parts: Parts) -> None:
+    def __init__(self, parts: PreparedRun) -> None:
         self._parts = parts
         self.steps = parts.steps
         self.exchange: Exchange | None = None

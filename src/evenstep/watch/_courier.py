@@ -389,7 +389,7 @@ def ends_of(store: MailStore, rank: int, world_size: int, settings: WatchSetting
 
 
 @final
-class Courier:
+class RecordSender:
     """Reports this rank's steps to rank 0; on rank 0, passes those of all ranks to the leader.
 
     Args:

@@ -28,7 +28,7 @@ from .._host import GarbageClock, HostReader
 from .._valid import check_range
 from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
 from ..tensorflow._training_steps import after, is_woven, weave
-from ._courier import Courier, ends_of, say_off
+from ._courier import RecordSender, ends_of, say_off
 from ._start_watch import ALONE, WatchSettings
 from ._step_records import RankHello, StepRecord
 from ._watched_run import CallSite
@@ -364,7 +364,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._garbage = GarbageClock()
         self._marks: KerasMarks | None = None
         self._steps: KerasSteps | None = None
-        self._courier: Courier | None = None
+        self._courier: RecordSender | None = None
 
     def set_model(self, model: Any) -> None:
         """Put the marks there before the step is traced: Keras calls it first."""
@@ -421,7 +421,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         for name in _SAVING:
             weave(self.model, name, self._saving)
         store = ServiceStore(next_prefix())
-        self._courier = Courier(
+        self._courier = RecordSender(
             steps,
             RankHello(socket.gethostname(), _device()),
             HostReader(),

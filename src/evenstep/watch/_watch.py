@@ -16,7 +16,7 @@ import torch
 from .._host import GarbageClock, HostReader
 from .._private_torch import dataset_of, indices_of
 from .._torch_clock import CompileClock, alloc_retries, clock_of
-from ._courier import Courier, RankEnds, say_off
+from ._courier import RankEnds, RecordSender, say_off
 from ._recorder import StepLog, StepRecorder
 from ._step_records import RankHello
 from ._watched_run import CallSite, Frames, MadeLoader, site_of
@@ -74,7 +74,7 @@ class Watch:
         self._read: list[Frames] = []  # of the loader that training reads, or of all it may be
         self._garbage = GarbageClock()
         self._compiling = CompileClock()
-        self._courier: Courier | None = None
+        self._courier: RecordSender | None = None
 
     @property
     def thread_s(self) -> float:
@@ -167,7 +167,7 @@ class Watch:
         if is_cuda:
             self.captures = _captures
         self.log = StepLog(clock, counted_s=self._counted_s, guard=self._guard)
-        self._courier = Courier(
+        self._courier = RecordSender(
             StepRecorder(self.log),
             RankHello(socket.gethostname(), device_in_words(device)),
             HostReader(alloc_retries=partial(alloc_retries, device)),

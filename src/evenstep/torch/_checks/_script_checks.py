@@ -29,11 +29,11 @@ from ..._private_torch import (
 from ..._warning import OneWarning, warn
 from ...exceptions import invalid
 from .._data._step import StepCount
-from .._model._compiled import Untraced
+from .._model._compiled import UncompiledHook
 from .._model._models import BalancedModel, NestedBackwards, PreparedModels
 from .._model._weighting import Backward
-from .._step._conductor import StepConductor
 from .._step._marks import Looks
+from .._step._tracker import StepTracker
 
 _HOLDERS = (torch.Tensor, list, tuple, dict)
 _GRAD_FN = attrgetter("grad_fn")
@@ -71,7 +71,7 @@ class SubmoduleCalls:
         steps: have samples while one is under way.
     """
 
-    def __init__(self, model: BalancedModel, steps: StepConductor) -> None:
+    def __init__(self, model: BalancedModel, steps: StepTracker) -> None:
         assert model.ddp is not None, "FSDP2 and plain models have other ways"
         self._model, self._ddp, self._steps = model, model.ddp, steps
         self._is_over = False
@@ -98,9 +98,9 @@ class SubmoduleCalls:
         self._handles.clear()
         self._given.clear()
 
-    def _inert(self, hook: Callable[..., None]) -> Untraced:
+    def _inert(self, hook: Callable[..., None]) -> UncompiledHook:
         """Return a hook of which a copy or a pickle of the model has nothing."""
-        made = Untraced((hook,), hook)
+        made = UncompiledHook((hook,), hook)
         made.call = torch.compiler.disable(lambda *args: self._release())  # type: ignore[no-untyped-call]
         return made
 
@@ -145,7 +145,7 @@ class SubmoduleCalls:
             return  # the last: activation checkpointing calls parts again in a backward
         name = type(part).__name__
         if self._model.hook.use is not None:  # inside of a forward
-            if set(map(type, hooks_of(part))) - {Untraced}:
+            if set(map(type, hooks_of(part))) - {UncompiledHook}:
                 what = f"What a forward hook on `{name}` was given"
                 self._given += [(what, one) for one in tensors_in((inputs, output))]
             return
@@ -237,7 +237,7 @@ class Checks(Looks):
     """
 
     def __init__(
-        self, models: PreparedModels, steps: StepConductor, backward: Backward, count: StepCount
+        self, models: PreparedModels, steps: StepTracker, backward: Backward, count: StepCount
     ) -> None:
         super().__init__()
         self._steps = steps
@@ -310,7 +310,7 @@ class UnpreparedParameters:
         backward: knows whether the backward under way has come to a balanced output.
     """
 
-    def __init__(self, models: PreparedModels, steps: StepConductor, backward: Backward) -> None:
+    def __init__(self, models: PreparedModels, steps: StepTracker, backward: Backward) -> None:
         self._models = models
         self._steps = steps
         self._backward = backward

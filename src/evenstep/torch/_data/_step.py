@@ -93,7 +93,7 @@ def check_probed(attempts: Attempts | None) -> None:
         )
 
 
-class Portions(Protocol):
+class MicroBatches(Protocol):
     """What a rank computes of a step, forward by forward.
 
     Attributes:
@@ -113,7 +113,7 @@ class Portions(Protocol):
         ...
 
 
-class KnownPortions:
+class FixedMicroBatches:
     """What is known from the start: the parts that the forwards get, at least one."""
 
     def __init__(self, parts: Sequence[MicroBatch]) -> None:
@@ -150,7 +150,7 @@ class Step:
 
     def __init__(
         self,
-        portions: Portions,
+        portions: MicroBatches,
         global_num_samples: int,
         *,
         listener: LoaderSteps,

@@ -16,7 +16,7 @@ from ...exceptions import invalid
 from ...solve._apportion import cut, cut_by_size
 from .._data._protocols import MicroBatch
 from .._model._models import PreparedModels
-from .._step._conductor import StepConductor
+from .._step._tracker import StepTracker
 from ._layout import Layout, kept
 
 _SIGNS = (
@@ -174,7 +174,7 @@ class Retries:
     def __init__(
         self,
         models: PreparedModels,
-        steps: StepConductor,
+        steps: StepTracker,
         *,
         layout: Callable[[], Layout],
         loss_reduction: str = "mean",

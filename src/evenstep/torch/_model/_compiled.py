@@ -79,7 +79,7 @@ def hooks_on(module: nn.Module) -> Iterator[Any]:
     """Yield the balancer's hooks on ``module``, wherever they are placed."""
     placed = getattr(module.__dict__.get(IN_PLACE), _HOOKS, ())
     for group in (*hooks_of(module), *placed):
-        if isinstance(group, Untraced):
+        if isinstance(group, UncompiledHook):
             yield from group.hooks
 
 
@@ -93,7 +93,7 @@ class InertHook:
         return output
 
 
-class Untraced:
+class UncompiledHook:
     """Hooks that compilers leave alone; in a copy or a pickle of the model nothing is left of them.
 
     One object for all of a place: torch takes as long to come to a hook as most of them run.
@@ -142,7 +142,7 @@ def _after(hooks: Sequence[Callable[..., Any]], *args: Any) -> Any:
     return output
 
 
-class Surround:
+class OuterHooks:
     """What is called before and after a module's forward, outside of what is compiled of it.
 
     Forward hooks serve where the module is not compiled, and on what ``torch.compile(model)``
@@ -189,8 +189,8 @@ class Surround:
                 self._register()
             return
         self._take_off()
-        before = Untraced((*self._first, *self._before), _before)
-        self.call = _around(self.module, present, before, Untraced(self._after, _after))
+        before = UncompiledHook((*self._first, *self._before), _before)
+        self.call = _around(self.module, present, before, UncompiledHook(self._after, _after))
         self.module.__dict__[IN_PLACE] = self.call
 
     def release(self) -> None:
@@ -204,12 +204,12 @@ class Surround:
         before, after = self.module.register_forward_pre_hook, self.module.register_forward_hook
         if self._first:
             self._handles.append(
-                before(Untraced(self._first, _before), prepend=True, with_kwargs=True)
+                before(UncompiledHook(self._first, _before), prepend=True, with_kwargs=True)
             )
         if self._before:
-            self._handles.append(before(Untraced(self._before, _before), with_kwargs=True))
+            self._handles.append(before(UncompiledHook(self._before, _before), with_kwargs=True))
         if self._after:
-            self._handles.append(after(Untraced(self._after, _after), with_kwargs=True))
+            self._handles.append(after(UncompiledHook(self._after, _after), with_kwargs=True))
 
     def _take_off(self) -> None:
         for handle in self._handles:
@@ -218,7 +218,10 @@ class Surround:
 
 
 def _around(
-    module: nn.Module, present: Callable[..., Any] | None, before: Untraced, after: Untraced
+    module: nn.Module,
+    present: Callable[..., Any] | None,
+    before: UncompiledHook,
+    after: UncompiledHook,
 ) -> Callable[..., Any]:
     """Return a call of ``module`` with ours around it, which compilers step over."""
 

@@ -17,9 +17,9 @@ from ..._warning import OneWarning, warn
 from ...exceptions import invalid
 from .._data._protocols import ANEW
 from .._step._compile_watch import CompileWatch
-from .._step._conductor import StepConductor
-from .._step._uses import ForwardUse
-from ._compiled import Surround, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
+from .._step._reductions import ForwardRecord
+from .._step._tracker import StepTracker
+from ._compiled import OuterHooks, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
 from ._deepspeed import check_engine, is_engine
 from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._sample_draws import SampleDraws, check_draws
@@ -46,7 +46,7 @@ class NestedBackwards:
         found: whether backwards were nested so far.
     """
 
-    def __init__(self, module: nn.Module, backward: Backward, steps: StepConductor) -> None:
+    def __init__(self, module: nn.Module, backward: Backward, steps: StepTracker) -> None:
         self._module = module
         self._backward = backward
         self._steps = steps
@@ -106,7 +106,7 @@ class SecondBackward:
 
     def __init__(self, ddp: DistributedDataParallel, backward: Backward, hook: ForwardHook) -> None:
         warn, awaited = OneWarning(), hook.awaited
-        spent: ForwardUse | None = None
+        spent: ForwardRecord | None = None
         newest: int | None = None
 
         def ready(gradient: torch.Tensor) -> None:
@@ -164,7 +164,7 @@ class BalancedModel:
         self,
         module: nn.Module,
         backward: Backward,
-        steps: StepConductor,
+        steps: StepTracker,
         watch: CompileWatch,
         *,
         number: int,
@@ -189,7 +189,7 @@ class BalancedModel:
         )
         # DDP's broadcast of buffers waits for rank 0: it is kept out of the compute time.
         timed = self.ddp.module if self.ddp is not None and _broadcasts(self.ddp) else None
-        self._outer = Surround(
+        self._outer = OuterHooks(
             module,
             first=[
                 hook.before,
@@ -200,11 +200,11 @@ class BalancedModel:
             after=[hook, *([] if self.shards is None else [self.shards.leave])],
         )
         parts = [part for part in compiled_parts(module) if part is not module]
-        self._parts = [Surround(one, before=[watch.mark]) for one in parts if one is not timed]
-        self._inner: Surround | None = None
+        self._parts = [OuterHooks(one, before=[watch.mark]) for one in parts if one is not timed]
+        self._inner: OuterHooks | None = None
         if timed is not None:
             marks = [watch.mark] if any(part is timed for part in parts) else []
-            self._inner = Surround(timed, first=[self._leave_broadcast], before=marks)
+            self._inner = OuterHooks(timed, first=[self._leave_broadcast], before=marks)
         inner = [] if self._inner is None else [self._inner]
         self.surrounds = [self._outer, *self._parts, *inner]
         watch.marks |= compiled

@@ -22,9 +22,9 @@ from ..._nested_tensors import tensors_in
 from ..._types import IntArray
 from ...exceptions import invalid
 from .._data.fetch._sources import FACTORS, drawn_rows, mixed
+from .._step._reductions import ForwardRecord
 from .._step._tickets import Match, copied
-from .._step._uses import ForwardUse
-from ._compiled import Untraced
+from ._compiled import UncompiledHook
 from ._weighting import ForwardHook
 
 _MOST_AT_ONCE = 1 << 16  # elements that are drawn at a time: they stay in a CPU's cache
@@ -130,7 +130,7 @@ class SampleDraws:
     def __init__(self, module: nn.Module, hook: ForwardHook) -> None:
         self._hook = hook
         self._mode: _DrawMode | None = None
-        enter, leave = Untraced((self._enter,), _call), Untraced((self._leave,), _call)
+        enter, leave = UncompiledHook((self._enter,), _call), UncompiledHook((self._leave,), _call)
         self._handles = (
             module.register_forward_pre_hook(enter, with_kwargs=True),
             module.register_forward_hook(leave, with_kwargs=True, always_call=True),
@@ -165,7 +165,7 @@ class _DrawMode(TorchFunctionMode):
         tensors: its inputs.
     """
 
-    def __init__(self, use: ForwardUse, tensors: Sequence[Tensor]) -> None:
+    def __init__(self, use: ForwardRecord, tensors: Sequence[Tensor]) -> None:
         super().__init__()
         self._use = use
         self._tensors: Sequence[Tensor] = tensors

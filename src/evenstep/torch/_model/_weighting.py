@@ -26,13 +26,13 @@ from torch.nn.parallel import DistributedDataParallel
 from ..._nested_tensors import hidden_tensors_in, rebuild, tensors_in
 from ..._private_torch import address_of, at_end_of_backward, backward_number, base_of
 from ...exceptions import invalid
-from .._step._batch_checks import StrangeRows
+from .._step._batch_checks import UnknownBatch
 from .._step._batch_memory import has_memory
 from .._step._compile_watch import CompileWatch
-from .._step._conductor import StepConductor
 from .._step._output_looks import look_at
+from .._step._reductions import ForwardRecord
 from .._step._tickets import known, not_averaged
-from .._step._uses import ForwardUse
+from .._step._tracker import StepTracker
 
 
 class Backward:
@@ -53,12 +53,12 @@ class Backward:
 
     newest_task: ClassVar[int] = -1
 
-    def __init__(self, steps: StepConductor) -> None:
+    def __init__(self, steps: StepTracker) -> None:
         self._steps = steps
         self.task: int | None = None
-        self._uses: list[ForwardUse] = []
+        self._uses: list[ForwardRecord] = []
 
-    def entered(self, use: ForwardUse) -> None:
+    def entered(self, use: ForwardRecord) -> None:
         """Ask the engine, from inside a backward through a forward, to call back at its end."""
         task = backward_number()
         if task != self.task:  # a backward that raised never came to its callbacks
@@ -81,7 +81,7 @@ class _OutputScale(torch.autograd.Function):
     def forward(
         ctx: Any,
         output: torch.Tensor,
-        use: ForwardUse,
+        use: ForwardRecord,
         backward: Backward,
         first_order: bool,
         number: int,
@@ -135,7 +135,7 @@ class _InputUnscale(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, value: torch.Tensor, use: ForwardUse) -> Any:
+    def forward(ctx: Any, value: torch.Tensor, use: ForwardRecord) -> Any:
         ctx.use = use
         return value.view_as(value)
 
@@ -160,7 +160,7 @@ _TWICE = (
 
 
 def scale(
-    value: Any, use: ForwardUse, backward: Backward, *, first_order: bool = True
+    value: Any, use: ForwardRecord, backward: Backward, *, first_order: bool = True
 ) -> tuple[Any, int]:
     """Return ``value`` with every tensor in it that needs a gradient scaled, and their number.
 
@@ -204,7 +204,7 @@ def _in_memory_of_several(value: Any) -> set[int]:
     return {number for numbers in owners.values() if len(numbers) > 1 for number in numbers}
 
 
-def unscale(inputs: Any, use: ForwardUse) -> Any:
+def unscale(inputs: Any, use: ForwardRecord) -> Any:
     """Return ``inputs`` with every tensor in them that needs a gradient unscaled."""
     unscaled, _ = _mapped(inputs, lambda tensor, number: _InputUnscale.apply(tensor, use))  # type: ignore[no-untyped-call]
     return unscaled
@@ -289,7 +289,7 @@ class ForwardHook:
 
     def __init__(
         self,
-        steps: StepConductor,
+        steps: StepTracker,
         backward: Backward,
         watch: CompileWatch | None = None,
         *,
@@ -303,9 +303,9 @@ class ForwardHook:
         self._model = model
         self._weighs = weighs
         self._ddp = ddp
-        self._strange = StrangeRows()
-        self.awaited: deque[ForwardUse] = deque(maxlen=_MOST_AWAITED)  # the newest that reduce
-        self.use: ForwardUse | None = None
+        self._strange = UnknownBatch()
+        self.awaited: deque[ForwardRecord] = deque(maxlen=_MOST_AWAITED)  # the newest that reduce
+        self.use: ForwardRecord | None = None
 
     def before(self, module: torch.nn.Module, inputs: Any, keywords: Any) -> Any:
         """Learn whose batch this is; take the weight out of gradients that go back to an output."""

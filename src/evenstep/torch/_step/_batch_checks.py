@@ -14,8 +14,8 @@ import torch
 from ..._warning import OneWarning
 
 if TYPE_CHECKING:
+    from ._reductions import ForwardRecord
     from ._tickets import Ticket
-    from ._uses import ForwardUse
 
 _STEPS = 3  # with rows of no batch: a loop that has them has them in most steps
 _MOST_LOOKS = 32  # at inputs: on a device each waits for it
@@ -24,7 +24,7 @@ _MOST_FORMS = 64  # of batches, by their numbers of dimensions
 
 
 @final
-class StrangeRows:
+class UnknownBatch:
     """Warns once of loops whose steps train on rows that are neither the batch's nor views of it.
 
     As from a memory or a loader that was not prepared. They get the weight of the batch in use.
@@ -42,7 +42,7 @@ class StrangeRows:
         self._before: Ticket | None = None  # of the newest step with such rows
         self._warn = OneWarning()
 
-    def look(self, use: ForwardUse, tensors: Sequence[torch.Tensor]) -> None:
+    def look(self, use: ForwardRecord, tensors: Sequence[torch.Tensor]) -> None:
         """Look at a forward with another number of rows than the batch in use.
 
         Args:
@@ -79,7 +79,7 @@ class StrangeRows:
             )
 
 
-class LostRows:
+class DroppedRows:
     """Checks whether a batch has its rows; warns once where ``collate_fn`` left samples out.
 
     So it does where the tensors of a batch have fewer rows, all as many, and those of another batch
@@ -120,7 +120,7 @@ class LostRows:
         return found
 
 
-class BlindWatch:
+class UntrackedSteps:
     """Warns once of steps that were trained on and whose gradient was neither weighted nor timed.
 
     They had forwards and no backward, or parameters have changed meanwhile: a model was not called
@@ -180,7 +180,7 @@ class BlindWatch:
 class UnevenParts(OneWarning):
     """Warns once of a batch that was forwarded in parts of different sizes."""
 
-    def look(self, uses: Sequence[ForwardUse]) -> None:
+    def look(self, uses: Sequence[ForwardRecord]) -> None:
         """Look at the forwards of which a reduction was made."""
         parts: defaultdict[Ticket, set[int]] = defaultdict(set)
         for use in uses:

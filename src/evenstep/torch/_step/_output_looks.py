@@ -12,7 +12,7 @@ import torch
 from ..._exchange._exchange import Exchange
 from ..._exchange._message_kinds import ScalesReport
 from ..._planner import Plan
-from ..._run._step_under_way import StepUnderWay
+from ..._run._step_state import StepState
 from ._tickets import Ticket
 
 # Scales are compared while that is new, and now and then, however late sizes begin to differ.
@@ -121,12 +121,12 @@ class OutputWatch:
         self._exchange = exchange
         self._compares = compares
         self._num_equal = self._num_unequal = 0
-        self._step: StepUnderWay | None = None  # whose scales are collected
+        self._step: StepState | None = None  # whose scales are collected
         self._scales: dict[tuple[int, int], dict[Ticket, tuple[float, float]]] = {}
         self.unread: deque[tuple[int, Ticket, Look]] = deque()
         self.resting: Plan | None = None
 
-    def begin_step(self, step: StepUnderWay) -> None:
+    def begin_step(self, step: StepState) -> None:
         """Decide, alike on all ranks, whether the scales of a step are compared."""
         plan = step.plan
         # By cost, a rank with fewer samples has longer ones, whose gradients may be others.

@@ -12,7 +12,7 @@ from ..._exchange._internal import fault_in_words, log_fault
 from ..._exchange._message_kinds import Message, Reduced, StepReports, TimesReport
 from ..._planner import Report, blaming
 from ..._run._machine_reader import MachineReader, read_by
-from ..._run._step_under_way import StepUnderWay
+from ..._run._step_state import StepState
 from .._options import MemoryReader
 from ._compile_watch import CompileWatch
 from ._marks import MOST_NOTES, Recorder
@@ -111,7 +111,7 @@ class Reporter:
         self._measures = tuple(measures)
         self.reads = bool(self._measures)
         self._exact = exact
-        self._pending: list[tuple[StepUnderWay, PendingTime, dict[str, Any]]] = []
+        self._pending: list[tuple[StepState, PendingTime, dict[str, Any]]] = []
         self.limit: int | None = None
         self._reporting = Lock()  # the channel's thread makes reports
         self._has_failed = False
@@ -128,7 +128,7 @@ class Reporter:
         except Exception as error:
             self._give_up(None, error)
 
-    def send(self, step: StepUnderWay, *, reduced: Sequence[Reduced] = ()) -> None:
+    def send(self, step: StepState, *, reduced: Sequence[Reduced] = ()) -> None:
         """Report this step, with what a device was late with of earlier ones.
 
         Args:
@@ -167,7 +167,7 @@ class Reporter:
             self._exchange.send(times)
 
     def _made(
-        self, step: StepUnderWay, reduced: Sequence[Reduced], again: tuple[Report, ...]
+        self, step: StepState, reduced: Sequence[Reduced], again: tuple[Report, ...]
     ) -> Sequence[Message]:
         """Return the messages of a report."""
         times: list[Message] = []
@@ -182,7 +182,7 @@ class Reporter:
             ready = [self._report(step, 0.0, {})]
         return [*reduced, *times, StepReports(step.number, tuple(ready))]
 
-    def _measured(self, step: StepUnderWay, fields: dict[str, Any]) -> None:
+    def _measured(self, step: StepState, fields: dict[str, Any]) -> None:
         if (time := self._recorder.meter.take()) is not None:
             self._pending.append((step, time, fields))
 
@@ -224,7 +224,7 @@ class Reporter:
         self._measures, self.reads = (), False
         self._pending.clear()
 
-    def _report(self, step: StepUnderWay, compute_s: float, fields: dict[str, Any]) -> Report:
+    def _report(self, step: StepState, compute_s: float, fields: dict[str, Any]) -> Report:
         fault, self._fault = self._fault, ""
         return Report(
             step=step.number,

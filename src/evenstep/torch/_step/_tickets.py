@@ -8,7 +8,7 @@ Each batch that a loop gets opens a ticket. A forward is matched to tickets by e
    of each. Not where a batch in use has no tensor with a row for each sample, as a packed one: its
    single row is no batch of one sample;
 4. by value: an input begins with a copy of a handed-out tensor, as on another device;
-5. by what other ranks know (``StepConductor``).
+5. by what other ranks know (``StepTracker``).
 
 A ticket is in use until a forward that is its own beyond doubt has had a backward and the loop has
 come back for another batch.
@@ -34,10 +34,10 @@ from typing import Any, NamedTuple, NoReturn
 import torch
 
 from ..._nested_tensors import tensors_in
-from ..._run._step_under_way import StepUnderWay
+from ..._run._step_state import StepState
 from ..._types import IntArray
 from ...exceptions import invalid
-from ._batch_checks import LostRows
+from ._batch_checks import DroppedRows
 from ._batch_memory import BatchMemory, Found, Layouts, Peek, with_memory
 
 
@@ -118,7 +118,7 @@ class Ticket:
         other_rows: how many rows its forwards with a backward had that may be of no batch.
     """
 
-    step: StepUnderWay
+    step: StepState
     num_samples: int
     weight: Weight
     key: Any
@@ -216,7 +216,7 @@ class Tickets:
 
     def __init__(self, *, identifies: bool, counts_rows: bool = False) -> None:
         self._identifies = identifies
-        self._rows = LostRows(warns=counts_rows)
+        self._rows = DroppedRows(warns=counts_rows)
         self._lock = threading.Lock()
         self._live: list[Ticket] = []
         self._memory: BatchMemory[Ticket] = BatchMemory()

@@ -23,8 +23,8 @@ from ....exceptions import invalid
 from .._loader_state import OrderedForm
 from .._protocols import ANEW, MicroBatch, StepStart
 from .._step import (
-    KnownPortions,
-    Portions,
+    FixedMicroBatches,
+    MicroBatches,
     Step,
     with_units,
 )
@@ -375,14 +375,14 @@ class BalancedLoader(AbstractStepLoader):
             keys_of = lambda slots: keys.at(first + slots)  # noqa: E731
             pairs = zip(parts, map(keys_of, self._book.slots(span)), strict=True)
             parts = [replace(part, keys=own) for part, own in pairs]
-        given: Portions | MicroBatch
+        given: MicroBatches | MicroBatch
         if self._whole:
             (given,) = parts
         elif (opened := self._book.open_step(span)) is not None:
             steps = self._context.session.steps
             given = Claimed(parts, step, opened, feed=feed, steps=steps, keys_of=keys_of)
         else:
-            given = KnownPortions(parts)
+            given = FixedMicroBatches(parts)
         self._at.steps_taken += 1
         equal = self._book.equal_forwards and self._book.has_equal_forwards(span)
         own = given.num_samples

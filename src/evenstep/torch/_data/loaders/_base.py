@@ -15,7 +15,7 @@ from ...._planner import Cost, Plan, SampleCosts
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import ANEW, LoaderRanks, LoaderSession, MicroBatch, StepStart
-from .._step import Attempts, Portions, Step, StepCount, check_probed
+from .._step import Attempts, MicroBatches, Step, StepCount, check_probed
 
 _T = TypeVar("_T")
 _FIXED = (
@@ -293,7 +293,7 @@ class AbstractStepLoader(AbstractLoader):
             )
         return not self._whole and self._context.equal_forwards()
 
-    def _hand_out(self, given: Portions | MicroBatch, start: StepStart) -> Step | MicroBatch:
+    def _hand_out(self, given: MicroBatches | MicroBatch, start: StepStart) -> Step | MicroBatch:
         """Return the next step of the run, counted and announced; or all of it, for one forward."""
         context, number = self._context, start.step
         steps = context.session.steps

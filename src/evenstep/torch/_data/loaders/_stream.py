@@ -22,7 +22,7 @@ from ...._warning import warn
 from ....exceptions import invalid
 from .._loader_state import StreamForm, StreamPosition
 from .._protocols import MicroBatch, StepStart
-from .._step import KnownPortions, Step, with_units
+from .._step import FixedMicroBatches, Step, with_units
 from ..deal._by_cost import Assigned
 from ..deal._stream_deal import OwnShards, SameStream, StreamDeal, StreamKind, StreamStock
 from ..fetch._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
@@ -377,7 +377,7 @@ class StreamLoader(AbstractStepLoader):
         self._at.steps_taken += 1
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
         work, checksum = (None, 0) if assigned is None else (assigned.work, assigned.checksum)
-        given = parts[0] if self._whole else KnownPortions(parts)
+        given = parts[0] if self._whole else FixedMicroBatches(parts)
         step, num_samples = self._loops.next_step, sum(sizes)
         own, equal = given.num_samples, self._has_equal_forwards()
         return self._hand_out(

@@ -16,23 +16,23 @@ from ..._exchange._exchange import Exchange
 from ..._exchange._lost_ranks import LostRanks
 from ..._exchange._observer import StepObserver, called_by
 from ..._planner import Plan
-from ..._run._step_under_way import LoopPosition, StepUnderWay
+from ..._run._step_state import LoopPosition, StepState
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._side_group import PeerGroup
-from ._batch_checks import BlindWatch
+from ._batch_checks import UntrackedSteps
 from ._compile_watch import CompileWatch
 from ._marks import MOST_NOTES, Looks, Recorder
 from ._output_looks import OutputWatch
+from ._reductions import ForwardRecord, ReductionLedger, Weights
 from ._reporter import Measure, Reporter
 from ._tickets import Match, Ticket, Tickets
-from ._uses import ForwardUse, UseBooks, Weights
 
 _NUM_PEEKED = 4  # first batches of a loop, before it shows whether it fetches ahead
 _MOST_OPEN = 128  # steps that were handed out and may still get micro-batches
 
 
-class StepConductor:
+class StepTracker:
     """Stands between the loader, the model's hooks and the exchange.
 
     The loader announces steps and batches, and asks for plans; the hooks ask to which batch a
@@ -62,17 +62,17 @@ class StepConductor:
     _reporter: Reporter
     _weights: Weights
     _outputs: OutputWatch
-    _blind: BlindWatch
+    _blind: UntrackedSteps
 
     def __init__(self) -> None:
         self._is_open = self._is_closed = False
         self._tickets = Tickets(identifies=False)
-        self._books = UseBooks()
+        self._books = ReductionLedger()
         self._named: Match | None = None  # to which batch the user says that forwards belong
-        self._newest_use: ForwardUse | None = None
+        self._newest_use: ForwardRecord | None = None
         self._thread_id: int | None = None  # of the training thread, from the first forward on
-        self._steps: dict[int, StepUnderWay] = {}  # that were handed out, by number
-        self._step: StepUnderWay | None = None
+        self._steps: dict[int, StepState] = {}  # that were handed out, by number
+        self._step: StepState | None = None
         self._backwards_per_forward = 0  # 0: not known, or not the same for every forward
         self._handed_out_s: float | None = None
         self._loop = LoopPosition()
@@ -129,7 +129,7 @@ class StepConductor:
         self._outputs = OutputWatch(exchange, compares=at_random is not None and not self._is_alone)
         if at_random is not None:
             exchange.scales.open(loss_reduction, at_random=at_random)
-        self._blind = BlindWatch(versions)
+        self._blind = UntrackedSteps(versions)
         self._peers = () if peers is None else (peers,)
         called = partial(called_by, (watch, *observers))
         self._at_begin, self._at_end = called("begin_step"), called("end_step")
@@ -163,9 +163,7 @@ class StepConductor:
         now_s = perf_counter()
         wall_s = None if self._handed_out_s is None else now_s - self._handed_out_s
         self._handed_out_s = now_s
-        opened = StepUnderWay(
-            step, start.num_samples, start.global_num_samples, start.data_s, wall_s
-        )
+        opened = StepState(step, start.num_samples, start.global_num_samples, start.data_s, wall_s)
         thread_id = opened.thread_id = threading.get_ident()
         opened.work, opened.checksum = start.work, start.checksum
         opened.equal_forwards = start.equal_forwards
@@ -288,7 +286,7 @@ class StepConductor:
 
     def begin_use(
         self, model: int, tensors: Sequence[torch.Tensor], *, reduces: bool | None
-    ) -> ForwardUse | None:
+    ) -> ForwardRecord | None:
         """Return what the forward under way keeps for its backward; None outside of a step."""
         match = self._named or self._tickets.match(tensors)
         if match is None:
@@ -297,7 +295,7 @@ class StepConductor:
             raise self._lost_ranks.wrong
         self._thread_id = threading.get_ident()
         ticket = match.tickets[0]
-        use = self._newest_use = ForwardUse(
+        use = self._newest_use = ForwardRecord(
             match, ticket, match.weight, model, reduces, ticket.step.compares
         )
         if match.is_open and reduces:
@@ -327,13 +325,13 @@ class StepConductor:
         self._watch.num_samples = 0
         self.recorder.open_gap()
 
-    def use_of_loss(self) -> ForwardUse | None:
+    def use_of_loss(self) -> ForwardRecord | None:
         """Return the newest forward's; None where the step has had none."""
         use = self._newest_use
         is_past = use is not None and self._step not in (None, use.ticket.step)
         return None if is_past else use
 
-    def backward_done(self, uses: Sequence[ForwardUse]) -> None:
+    def backward_done(self, uses: Sequence[ForwardRecord]) -> None:
         """Take the time: this rank's own backward is done, the others' may not be."""
         step = self._step
         reduced = self._books.add(uses)
@@ -450,7 +448,7 @@ class StepConductor:
     def _trains(self) -> bool:
         return self._thread_id is None or self._thread_id == threading.get_ident()
 
-    def _go_to(self, step: StepUnderWay) -> None:
+    def _go_to(self, step: StepState) -> None:
         """Have ``step`` be the one under way."""
         before = self._step
         if before is not None and before.num_backwards:
@@ -469,7 +467,7 @@ class StepConductor:
             if self._reporter.reads or len(self.recorder.notes) > MOST_NOTES:
                 self._reporter.begin_step()
 
-    def _begin_to_use(self, step: StepUnderWay, *, follows: bool) -> None:
+    def _begin_to_use(self, step: StepState, *, follows: bool) -> None:
         """Have the first forward of a step begin: its batch may have been fetched long before."""
         if not follows:
             step.has_begun = True
@@ -483,10 +481,10 @@ class StepConductor:
         for check in self._checks:
             check()
 
-    def _note_backward(self, step: StepUnderWay, uses: Sequence[ForwardUse]) -> None:
+    def _note_backward(self, step: StepState, uses: Sequence[ForwardRecord]) -> None:
         """Count a backward for every step that it went through."""
         newest, loop = uses[0].ticket.step, self._loop
-        through: list[StepUnderWay] = []
+        through: list[StepState] = []
         for use in uses:
             ticket = use.ticket
             ticket.num_backwards += 1
@@ -504,7 +502,7 @@ class StepConductor:
         if step.reported and not step.is_over:  # too early: one backward more than was foreseen
             step.is_underrated = True
 
-    def _finish(self, step: StepUnderWay) -> None:
+    def _finish(self, step: StepState) -> None:
         """End a step that has had its backwards."""
         self._step = None
         if step.is_over:

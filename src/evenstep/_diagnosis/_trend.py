@@ -14,7 +14,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from .._types import FloatArray
-from ._frontier import dealt, usual_of
+from ._critical_path import dealt, usual_of
 
 _MOST_ROWS = 512  # that are kept of a run; of a longer one, each is the mean of several steps
 _BLOCKS = 120  # into which a course is cut to be looked at

@@ -49,7 +49,7 @@ from ._model._units import Unit, UnitCounter, counter_of, warned_of_tokens
 from ._model._weighting import Backward
 from ._options import Runtime
 from ._step._compile_watch import CompileWatch
-from ._step._conductor import StepConductor
+from ._step._tracker import StepTracker
 from ._unequal_links import open_reduction, service_of
 
 if TYPE_CHECKING:
@@ -105,7 +105,7 @@ _LOGGER = logging.getLogger("evenstep")
 
 
 @dataclass(eq=False, slots=True, kw_only=True)
-class Parts:
+class PreparedRun:
     """All that a run is made of, and who is there to run it.
 
     Attributes:
@@ -140,7 +140,7 @@ class Parts:
     count: StepCount = field(default_factory=StepCount)
     watch: CompileWatch = field(default_factory=CompileWatch)
     clues: Callable[..., ClueReader] = ClueReader
-    steps: StepConductor = field(default_factory=StepConductor)
+    steps: StepTracker = field(default_factory=StepTracker)
     loaders: list[AbstractStepLoader] = field(default_factory=list)
     crew: Crew | None = None
     reduction: Reduction | None = None

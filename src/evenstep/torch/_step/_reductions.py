@@ -11,7 +11,7 @@ from typing import Any
 from ..._exchange._exchange import Exchange
 from ..._exchange._mailbox import UnitSum
 from ..._exchange._message_kinds import Reduced
-from ..._run._step_under_way import StepUnderWay
+from ..._run._step_state import StepState
 from ._batch_checks import UnevenParts
 from ._marks import Recorder
 from ._output_looks import Look
@@ -19,7 +19,7 @@ from ._tickets import Match, Ticket, Weight, known
 
 
 @dataclass(eq=False, slots=True)
-class ForwardUse:
+class ForwardRecord:
     """A forward that may have a backward.
 
     Attributes:
@@ -72,7 +72,7 @@ class Weights:
         self._world_size = world_size
         self._sums = loss_reduction == "sum"
 
-    def of(self, step: StepUnderWay, num_samples: int, units: float | None) -> tuple[Weight, Any]:
+    def of(self, step: StepState, num_samples: int, units: float | None) -> tuple[Weight, Any]:
         """Return the weight of a batch of ``step``, and what is equal where batches weigh alike."""
         if step.unit_sum is not None:
             assert units is not None, "every batch of a step that counts units counts its own"
@@ -83,7 +83,7 @@ class Weights:
             weight = num_samples * self._world_size / step.global_num_samples
         return weight, weight
 
-    def by_others(self, use: ForwardUse, books: UseBooks) -> float:
+    def by_others(self, use: ForwardRecord, books: ReductionLedger) -> float:
         """Return the weight of a forward of which other ranks know the step.
 
         Of two batches with as many samples here, but of steps with different numbers of samples,
@@ -114,11 +114,11 @@ class Weights:
         return units * self._world_size / total if total else 0.0
 
 
-class UseBooks:
+class ReductionLedger:
     """The forwards of each model since its last reduction that have had a backward."""
 
     def __init__(self) -> None:
-        self._open: defaultdict[int, list[ForwardUse]] = defaultdict(list)
+        self._open: defaultdict[int, list[ForwardRecord]] = defaultdict(list)
         self._numbers: defaultdict[int, int] = defaultdict(int)
         self._uneven = UnevenParts()
 
@@ -126,7 +126,7 @@ class UseBooks:
         """Return the number of the model's next reduction."""
         return self._numbers[model]
 
-    def add(self, uses: Iterable[ForwardUse]) -> list[Reduced]:
+    def add(self, uses: Iterable[ForwardRecord]) -> list[Reduced]:
         """Take note of a backward through ``uses``; return what was reduced at its end."""
         reducing: list[int] = []
         for use in uses:
@@ -150,7 +150,7 @@ class UseBooks:
                 found.append(self._reduced(model, number, parts))
         return found
 
-    def _reduced(self, model: int, number: int, uses: Sequence[ForwardUse]) -> Reduced:
+    def _reduced(self, model: int, number: int, uses: Sequence[ForwardRecord]) -> Reduced:
         shares: dict[int, float | None] = {}
         maybe: set[int] = set()
         for use in uses:

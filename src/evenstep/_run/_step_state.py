@@ -9,7 +9,7 @@ from .._planner import Plan, Work
 
 
 @dataclass(eq=False, slots=True)
-class StepUnderWay:
+class StepState:
     """A step from its hand-out to its report.
 
     Attributes:
