@@ -72,7 +72,7 @@ MUTANTS = (
     ),
     Mutant(
         "LB-BSP 2020 moves without a window",
-        "policies/papers/_lb_bsp_2020.py",
+        "policies/papers/_lb_bsp.py",
         'if num_steps < self.window or (num_steps < state["window"] and not changed):',
         "if num_steps < 0:",
         "tests/policies/test_lb_bsp.py::test_jitter_moves_little_because_a_window_is_averaged",

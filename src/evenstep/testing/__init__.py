@@ -8,9 +8,7 @@ except ModuleNotFoundError as error:
     message = f"`evenstep.testing` needs pytest: `{install_line('testing')}`."
     raise ImportError(message) from error
 
-pytest.register_assert_rewrite(
-    "evenstep.testing._policy_contract", "evenstep.testing._policy_contract"
-)
+pytest.register_assert_rewrite("evenstep.testing._contracts")
 
 from ._contracts import AdaptivePolicyContract as AdaptivePolicyContract  # noqa: E402
 from ._contracts import PolicyContract as PolicyContract  # noqa: E402
