@@ -40,7 +40,7 @@ class Mutant:
 
 _BATCHING = "policies/papers/_dynamic_batching.py"
 _NARX = "prediction/_narx.py"
-_WEIGHTS = "torch/_step/_uses.py"
+_WEIGHTS = "torch/_step/_reductions.py"
 MUTANTS = (
     Mutant(
         "dynamic batching averages on across a resize",

@@ -41,8 +41,8 @@ def test_nothing_is_past_the_limit():
 
 
 BUDGETS = {  # They only fall: lower one when the tree has become smaller.
-    "tokens of src": 374_484,
-    "code lines of src": 42_126,
+    "tokens of src": 374_470,
+    "code lines of src": 42_125,
     "files of src": 288,
     "classes of src": 688,
     "modules that a training process loads": 170,

@@ -9,7 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from .._types import Cluster, FloatArray, Resources
-from .._valid import check_fields, check_range
+from .._valid import check_fields, check_range, own
 from ..prediction import AbstractPredictor, Ar, Ema, Holt, LocalLevel, Seasonal, WindowMedian
 from ..timemodels._curves import AffineTime
 from ._base import equal_split
@@ -20,8 +20,7 @@ _LARGEST_LOSS = 1.0  # a step twice as long as needed: more would only say that 
 # and seeds that no benchmark uses.
 _CALM_RATE, _CALM_SHARE = 1.0, 0.001
 _TRUST_RATE, _TRUST_SHARE = 2.0, 0.002
-_TRUST = np.array([0.99, 0.01])
-_TRUST.flags.writeable = False
+_TRUST = own([0.99, 0.01], np.float64)
 
 
 @dataclass(frozen=True, slots=True)

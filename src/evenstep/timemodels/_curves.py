@@ -18,6 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._types import FloatArray, IntArray
+from .._valid import own
 from ..exceptions import invalid
 from ._base import AbstractTimeModel, Profile, alike, bisect_batch, costs, counts
 
@@ -164,8 +165,7 @@ class TableTime(AbstractTimeModel):
     seconds_table: FloatArray
 
     def __post_init__(self) -> None:
-        table = np.array(self.seconds_table, np.float64)
-        table.flags.writeable = False
+        table = own(self.seconds_table, np.float64)
         _check_table(table)
         object.__setattr__(self, "seconds_table", table)  # past the frozen guard: our own array
 
@@ -491,8 +491,7 @@ class CubicTime(AbstractTimeModel):
 
 
 def _coefficients(value: FloatArray) -> FloatArray:
-    name, answer = "CubicTime(coefficients=...)", np.array(value, np.float64)
-    answer.flags.writeable = False
+    name, answer = "CubicTime(coefficients=...)", own(value, np.float64)
     if answer.ndim != 2 or answer.shape[1] != 4 or not len(answer):
         remedy = "Give p3, p2, p1 and p0 of every worker; 0 for what a shorter fit lacks."
         raise invalid(name, "have shape (world_size, 4)", answer.shape, remedy)

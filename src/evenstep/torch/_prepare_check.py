@@ -212,11 +212,9 @@ def _compare(
     rows = ranks.collect(row)
     if problem is not None:
         raise problem
-    for rank, stated_facts in enumerate(rows):
-        if isinstance(stated_facts, str):
-            raise RuntimeError(
-                f"`{call}` failed on rank {rank}, which has the traceback: {stated_facts}"
-            )
+    for rank, row in enumerate(rows):
+        if isinstance(row, str):
+            raise RuntimeError(f"`{call}` failed on rank {rank}, which has the traceback: {row}")
     _refuse(difference([head for head, _, _ in rows], _REMEDIES))
     for of_one in zip(*(shards for _, _, shards in rows), strict=True):
         check_whole(of_one)
