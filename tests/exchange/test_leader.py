@@ -26,6 +26,7 @@ from .exchanges import router
 USERS = ThreadLocation("at train.py:31 in forward", in_collective=False, compiling=False)
 WAITING = ThreadLocation("at train.py:40 in step", in_collective=True, compiling=False)
 COMPILING = ThreadLocation("at train.py:31 in forward", in_collective=False, compiling=True)
+ALONE = ThreadLocation("at train.py:52 in report", in_collective=True, compiling=False)
 WORLD, PAIR = "gloo group 0 (world)", "gloo group 1 (pair)"
 
 
@@ -55,6 +56,31 @@ class Watched:
             if finding is not None and finding.hung:
                 return (finding.rank, finding.hung), look
         return None, num_looks
+
+
+APART = {WORLD: 10, PAIR: 4}, {WORLD: 11, PAIR: 3}, {WORLD: 11, PAIR: 3}
+
+
+def test_ranks_that_wait_for_each_other_in_two_collectives_are_told_early():
+    """Neither will come; both lines are named."""
+    watched = Watched()
+    watched.come_to(*APART)
+    (rank, why), num_looks = watched.wait(90, r0=ALONE, r1=WAITING, r2=WAITING)
+
+    assert rank == 0
+    assert "train.py:52 in report, and rank 1 is at train.py:40 in step" in why
+    assert 12 < num_looks < 20
+
+
+@pytest.mark.parametrize("busy", [0, 2])
+def test_a_rank_that_may_still_come_has_its_time(busy):
+    """Where one computes, another collective may only be late."""
+    watched = Watched()
+    watched.come_to(*APART)
+    places = {"r0": ALONE, "r1": WAITING, "r2": WAITING} | {f"r{busy}": USERS}
+
+    _, num_looks = watched.wait(120, **places)
+    assert num_looks > 80
 
 
 def late(*ranks, step=7, **settings):

@@ -23,6 +23,7 @@ from ._threads import Framework
 # A rank that compiles lives; but compilers hang too.
 COMPILING_TIMES = 3
 _WARN_SHARE = 1 / 9
+_CROSSED_S = 15.0
 _LEAST_LOOKS = 3  # without a move, until a rank is late
 
 STEPS, UNITS = "steps", "units"
@@ -65,7 +66,9 @@ class HangDetector:
     seen in a collective.
 
     A rank that waits for its next batch while all others wait for it in a collective is not slow:
-    it has left a backward out. Its run ends at once.
+    it has left a backward out. Its run ends at once. Where all wait in collectives, two of them
+    each for the other, as one has called ``balancer.mean`` alone, say, it ends after 15 s: neither
+    will come, but counts that came apart for good look like that in a slow collective.
 
     A pause of this process itself counts as two heartbeats: the others are not late by that.
 
@@ -199,8 +202,12 @@ class HangDetector:
         is_certain = any(map(_is_own, names)) or any(map(self._is_waiting, waiting))
         is_apart = place is not None and (place.awaits_message or place.in_collective)
         others = [other for other in range(len(self._hosts)) if other not in {rank, *self._left}]
-        if place is not None and place.awaits_message and all(map(self._is_waiting, others)):
-            limit_s = 0.0
+        crossed = self._crossed(rank, others)
+        if crossed is not None:
+            where += f", and rank {crossed} is {self._places[crossed].text}"
+        if place is not None and all(map(self._is_waiting, others)):
+            least_s = 0.0 if place.awaits_message else _CROSSED_S
+            limit_s = limit_s if least_s and crossed is None else min(least_s, limit_s)
         if late_s >= limit_s and is_certain:
             why = _APART if is_apart else "(if it was only slow, raise `Runtime(hang_s=...)`)"
             return Finding(rank, waiting, hung=f"it {waits}; {where} {why}")
@@ -213,6 +220,17 @@ class HangDetector:
                 )
             self._warned.add(rank)
         return Finding(rank, waiting, warning)
+
+    def _crossed(self, rank: int, others: Sequence[int]) -> int | None:
+        """Return who waits in one collective while ``rank`` waits in another: neither will come."""
+        groups = {name for name in self._progress[rank].counts if not _is_own(name)}
+        waiting = filter(self._is_waiting, others if self._is_waiting(rank) else ())
+        apart = (
+            other
+            for other in waiting
+            if self._is_ahead(rank, other, groups) and self._is_ahead(other, rank, groups)
+        )
+        return next(apart, None)
 
     def _judge_failed(self, rank: int, names: set[str]) -> Finding:
         """Return that a rank is lost which ended its run by an error, if one waits for it."""
