@@ -5,7 +5,7 @@ import re
 import pytest
 
 from evenstep._planner import Bounds, Job, Planner
-from evenstep.policies import Auto, Deadband, Every, Fixed, RoundTo, by_name
+from evenstep.policies import Auto, Deadband, Every, Fixed, by_name
 from evenstep.torch import Balancer
 
 
@@ -44,12 +44,12 @@ MESSAGES = {
         "`Deadband(policy=...)` must be a policy, got 'auto'. Give an instance",
     ),
     "a class in a wrapper": (lambda: Every(Auto, 2), "`Auto(...)`, not the class."),
-    "no base class in a wrapper": (lambda: RoundTo(Bare(), 2), INHERIT),
+    "no base class in a wrapper": (lambda: Every(Bare(), 2), INHERIT),
     "an unknown name": (
         lambda: by_name("fixd"),
         "`by_name(name=...)` must be one of auto, dbs, dynamic-batching, equal, lb-bsp-2018, "
         "lb-bsp-2020, lbb or 'module:Class', got 'fixd'. Did you mean 'fixed'? "
-        "deadband, every, fixed, round-to need settings: pass an instance.",
+        "deadband, every, fixed need settings: pass an instance.",
     ),
     "a name that needs settings": (
         lambda: Balancer(policy="deadband"),

@@ -18,7 +18,6 @@ from evenstep.policies import (
     Every,
     Fixed,
     LbBsp2020,
-    RoundTo,
 )
 
 NOISES = {
@@ -297,7 +296,6 @@ def test_a_level_out_of_range_fails_by_name(level):
         (Fixed((8, 8)), 1.0),
         (Deadband(Shown(0.02), 0.1), 0.02),
         (Every(Shown(0.02), 4), 0.02),
-        (RoundTo(Shown(0.02), 4), 0.02),
     ],
     ids=lambda value: getattr(value, "name", str(value)),
 )

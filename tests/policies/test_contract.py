@@ -13,9 +13,8 @@ BY_HAND = {
     policies.Deadband: policies.Deadband(policies.Lbb(), 0.05),
     policies.Every: policies.Every(policies.Lbb(), 3),
 }
-# `Fixed` names its ranks, so that renumbering those changes the answer; `RoundTo` has granules of
-# its own (below).
-BY_ITSELF = {policies.Fixed, policies.RoundTo}
+# `Fixed` names its ranks, so that renumbering those changes the answer.
+BY_ITSELF = {policies.Fixed}
 EXPORTED = [
     BY_HAND.get(cls) or cls()
     for cls in (getattr(policies, name) for name in policies.__all__)
@@ -44,7 +43,6 @@ ADAPTIVE = [
     policies.LbBsp2018(),
     policies.LbBsp2018(predictor=Ema()),
     policies.Lbb(),
-    policies.RoundTo(policies.Auto(), 1),
 ]
 
 
@@ -58,17 +56,6 @@ class TestEveryPolicy(PolicyContract):
     @pytest.fixture(params=EXPORTED + OTHERS, ids=name_of)
     def policy(self, request):
         return request.param
-
-
-class TestRoundedPolicies(PolicyContract):
-    granule = 4
-
-    @pytest.fixture(
-        params=[pytest.param(policies.Auto(), marks=pytest.mark.slow), policies.LbBsp2020()],
-        ids=name_of,
-    )
-    def policy(self, request):
-        return policies.RoundTo(request.param, self.granule)
 
 
 class TestAdaptivePolicies(AdaptivePolicyContract):

@@ -8,10 +8,10 @@ import pytest
 from evenstep import AffineTime, Cluster, StepTimings, allocate
 from evenstep.policies import LbBsp2018, LbBsp2020
 from evenstep.prediction import Ema, Narx
-from evenstep.timemodels import TableTime
 from tests.prediction.simulated import series
 
 from .._tiers import slow_but
+from ..tables import TableTime
 from .simulated import FOUR_GPUS, above_best, follow, jitter, measured, sizes_of, steps_until
 
 TRIO = Cluster(3, 96)

@@ -23,7 +23,6 @@ from evenstep.policies import (
     Fixed,
     Lbb,
     LbBsp2020,
-    RoundTo,
 )
 
 POLICIES = (
@@ -35,7 +34,6 @@ POLICIES = (
     Fixed((5, 10, 15)),
     LbBsp2020(),
     Lbb(),
-    RoundTo(Lbb(), 2),
 )
 WORKERS = ("n1 cuda GPU-a", "n1 cuda GPU-b", "n2 cpu")
 

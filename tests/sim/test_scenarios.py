@@ -8,8 +8,10 @@ from hypothesis import given
 from evenstep import AffineTime, Cluster, allocate, sim
 from evenstep.sim._scenarios import scenario_names
 from evenstep.sim._workload import SaturatedTime
-from evenstep.timemodels import TableTime, bisect_batch
+from evenstep.timemodels import bisect_batch
 from tests.sim import reference_scenarios
+
+from ..tables import TableTime
 
 EIGHT = scenario_names()[:8]
 

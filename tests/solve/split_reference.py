@@ -8,7 +8,8 @@ import numpy as np
 from scipy.optimize import Bounds, LinearConstraint, milp
 
 from evenstep import AffineTime, Cluster
-from evenstep.timemodels import TableTime
+
+from ..tables import TableTime
 
 KINDS = ("affine", "ties", "staircase", "jumps")
 

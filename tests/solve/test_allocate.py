@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from evenstep import AffineTime, Cluster, allocate, apportion
 from evenstep.solve._allocate import ends_within, makespan_s
 from evenstep.solve._apportion import cut, in_proportion, scaled
-from evenstep.timemodels import AbstractTimeModel, TableTime, bisect_batch
+from evenstep.timemodels import AbstractTimeModel, bisect_batch
 
+from ..tables import TableTime
 from .split_reference import (
     KINDS,
     by_enumeration,
@@ -283,12 +284,6 @@ def test_a_model_that_is_not_finite_is_named_by_rank():
 
     with pytest.raises(ValueError, match=r"finite .* of rank 1\. Cap .* `max_batch_size`"):
         allocate(Bursting(), Cluster(3, 12, max_batch_size=9))
-
-
-def test_a_table_that_is_too_short_says_how_far_it_must_reach():
-    """It is never read past its end."""
-    with pytest.raises(ValueError, match=r"reach to size 12, .* last size of 4\. .*max_batch_size"):
-        allocate(TableTime(np.zeros((3, 5))), Cluster(3, 12))
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evenstep import AffineTime, Cluster, allocate, timemodels
 from evenstep.solve._allocate import makespan_s
-from evenstep.timemodels import AbstractTimeModel, CubicTime, PiecewiseTime, TableTime
+from evenstep.timemodels import AbstractTimeModel, CubicTime, PiecewiseTime
 from tests.solve.split_reference import by_enumeration, by_table, keeps_the_rules
 
 REACH = 60  # as far as the tables go
@@ -40,17 +40,10 @@ def cubic(random, world_size):
     return CubicTime(coefficients, random.integers(1, REACH + 10, world_size))
 
 
-def table(random, world_size):
-    shape = world_size, REACH
-    steps = np.cumsum(random.exponential(size=shape) * (random.random(shape) < 0.4), axis=1)
-    return TableTime(np.concatenate([np.zeros((world_size, 1)), steps], axis=1))
-
-
 DRAWN = {
     AffineTime: affine,
     CubicTime: cubic,
     PiecewiseTime: piecewise,
-    TableTime: table,
 }
 
 

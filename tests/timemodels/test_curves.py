@@ -7,9 +7,11 @@ from hypothesis import strategies as st
 from scipy.optimize import lsq_linear, nnls
 
 from evenstep import AffineTime, Cluster, allocate
-from evenstep.timemodels import CubicTime, PiecewiseTime, Profile, TableTime, bisect_batch
+from evenstep.timemodels import CubicTime, PiecewiseTime, Profile, bisect_batch
 from evenstep.timemodels._curves import LEAST_RISE, Points, lines_through, nonnegative
 from tests.timemodels.measured import DENSE, DOUBLING, curve, fit, of_one, profile
+
+from ..tables import TableTime
 
 KINDS = {PiecewiseTime: 3, CubicTime: 4}  # and their parameters
 CURVES = [
@@ -419,34 +421,6 @@ def test_seconds_are_read_from_the_table():
 
     assert times.world_size == 2
     assert times.seconds(np.array([2, 1])).tolist() == [1.5, 2.0]
-
-
-def test_the_table_is_the_models_own():
-    """Writing to what was given changes nothing, and the field is read-only."""
-    table = np.zeros((1, 2))
-    times = TableTime(table)
-    table[0, 1] = 9
-
-    assert times.seconds_table.tolist() == [[0, 0]]
-    assert not times.seconds_table.flags.writeable
-
-
-@pytest.mark.parametrize(
-    ("table", "message"),
-    [
-        ([0.0, 1.0], r"have shape \(world_size, sizes\), .*, got \(2,\)"),
-        ([[]], r"have shape"),
-        ([[0.0, 1.0], [0.0, np.nan]], r"be finite on every rank, got .* on rank 1\."),
-        ([[0.0, np.inf]], r"be finite .* cap it with `max_batch_size`"),
-        ([[0.0, 1.0], [0.5, 1.0]], r"be 0 in the first column, got 0.5 on rank 1\."),
-        ([[0.0, 1.0, 0.9]], r"never fall .*, got 1.0 s at 1 and 0.9 s at 2 on rank 0\. Smooth"),
-        ([[0.0, -1.0]], r"never fall"),
-    ],
-)
-def test_a_table_that_cannot_be_says_where(table, message):
-    """The message gives class and argument, rule, value and remedy."""
-    with pytest.raises(ValueError, match=r"`TableTime\(seconds_table=...\)` must " + message):
-        TableTime(np.array(table))
 
 
 GOOD_PROFILE = {"sizes": [2, 2, 4], "seconds": [0.1, 0.2, 0.3]}

@@ -2,7 +2,7 @@
 
 from ._base import AbstractTimeModel, Profile, bisect_batch
 from ._cost_model import CostEstimator
-from ._curves import CubicTime, PiecewiseTime, TableTime
+from ._curves import CubicTime, PiecewiseTime
 
 __all__ = [
     "AbstractTimeModel",
@@ -10,6 +10,5 @@ __all__ = [
     "CubicTime",
     "PiecewiseTime",
     "Profile",
-    "TableTime",
     "bisect_batch",
 ]

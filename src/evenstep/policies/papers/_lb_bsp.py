@@ -50,8 +50,8 @@ class LbBsp2018(AbstractPolicy[dict[str, Any]]):
 
     Args:
         predictor: foresees speeds in samples/s. Not used where there is a profile.
-        profile: the time of every worker at any size, such as an ``AffineTime`` or a
-            ``TableTime``. None is the rule for CPUs.
+        profile: the time of every worker at any size, such as a ``PiecewiseTime``.
+            None is the rule for CPUs.
 
     Raises:
         ValueError: ``profile`` speaks of another number of workers than the cluster has.
