@@ -7,7 +7,7 @@ with the oldest that ``pyproject.toml`` allows.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, MutableMapping
+from collections.abc import Callable, Iterable, Iterator, MutableMapping
 from contextlib import AbstractContextManager
 from operator import attrgetter, call, methodcaller
 from typing import Any, NamedTuple
@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.modules.batchnorm import _BatchNorm as LocalNorm  # [test_units.py]
 from torch.nn.modules.batchnorm import _NormBase as RunningNorm  # [test_units.py]
 from torch.nn.parallel import DistributedDataParallel as Ddp
@@ -49,6 +50,18 @@ at_end_of_backward: Callable[[Callable[[], None]], None] = (
 # The engine's number of the backward under way, -1 outside of one: backwards run inside others,
 # and nothing public distinguishes them. [test_self_test.py, and every process at its start]
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
+
+
+def adds_to(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether the backward under way adds to a gradient of ``parameters``.
+
+    One of ``torch.autograd.grad`` does not, and nothing public shows it. [test_loops.py]
+    """
+    nodes = (get_gradient_edge(one).node for one in parameters if one.requires_grad)
+    try:
+        return any(map(torch._C._will_engine_execute_node, nodes))
+    except RuntimeError:  # it is asked for one of these gradients itself
+        return False
 
 
 class NodeHook:

@@ -548,6 +548,31 @@ def test_what_is_neither_is_said_and_training_goes_on(scales, news):
     assert "neither a mean nor a sum" in warning
 
 
+def test_a_number_whose_gradient_all_ranks_share_is_let_be(scales, news):
+    """A temperature in a loss over all samples is no mean beside the sum of the features."""
+    scales.open("sum", at_random=True)
+    for step in range(60):
+        sizes = (44.0, 20.0) if step % 2 else (22.0, 42.0)
+        for rank, size in enumerate(sizes):
+            told = (0, 0, size, size, 0.01), (0, 1, 0.3 + step, size, 1.0 / size)
+            scales.received(rank, ScalesReport(step, told))
+
+    assert news == []
+
+
+def test_the_gradient_of_an_input_is_judged_apart(scales, news):
+    """An attack may be by a sum where training is by a mean: its gradients are weighted as such."""
+    for step in range(60):
+        sizes = (44.0, 20.0) if step % 2 else (22.0, 42.0)
+        for rank, size in enumerate(sizes):
+            told = (0, 0, 1.0, size, 0.01), (0, ~0, size, size, 0.01)
+            scales.received(rank, ScalesReport(step, told))
+
+    (warning,) = news
+    assert "the gradient of an input" in warning
+    assert "`model.module(x)`" in warning
+
+
 def test_steps_that_not_all_have_told_of_are_forgotten(scales, news):
     compare(scales, [1.0], left_out={(1, step) for step in range(0, 60, 5)})
 

@@ -41,13 +41,13 @@ def test_nothing_is_past_the_limit():
 
 
 BUDGETS = {  # They only fall: lower one when the tree has become smaller.
-    "tokens of src": 374_470,
-    "code lines of src": 42_125,
+    "tokens of src": 374_400,
+    "code lines of src": 42_107,
     "files of src": 288,
-    "classes of src": 688,
+    "classes of src": 686,
     "modules that a training process loads": 170,
     "kinds of messages": 32,
-    "words of all pages": 38_843,
+    "words of all pages": 38_825,
 }
 SLACK = 0.01
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}

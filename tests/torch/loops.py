@@ -126,6 +126,15 @@ def input_first(ddp: nn.Module, x: torch.Tensor) -> None:
     loss.backward()
 
 
+def weights_first(ddp: nn.Module, x: torch.Tensor) -> None:
+    """The gradient of a weight, which balances two losses as in GradNorm."""
+    out = ddp(x)
+    losses = [out.square().mean(), out.abs().mean()]
+    first = next(ddp.parameters())
+    norms = [torch.autograd.grad(loss, first, retain_graph=True)[0].norm() for loss in losses]
+    (losses[0] + norms[0] / norms[1] * losses[1]).backward()
+
+
 def decay_apart(ddp: nn.Module, x: torch.Tensor) -> None:
     """A term that is the same on all ranks, by itself."""
     ddp(x).square().mean().backward()
@@ -155,6 +164,13 @@ def part_unused(ddp: nn.Module, x: torch.Tensor) -> None:
     ddp(x).square().mean().backward()
 
 
+def part_attacked(ddp: nn.Module, x: torch.Tensor) -> None:
+    """The gradient of an input through the module itself, which is not weighted."""
+    given = x.clone().requires_grad_()
+    (slope,) = torch.autograd.grad(ddp.module(given).square().sum(), given)
+    ddp(x + slope).square().mean().backward()
+
+
 def part_again(ddp: nn.Module, x: torch.Tensor) -> None:
     """The forward is made again in the backward."""
     hidden = ddp.module[0].forward
@@ -166,8 +182,9 @@ def part_again(ddp: nn.Module, x: torch.Tensor) -> None:
 def warnings_of_loops(rank: int) -> dict[str, list[str]]:
     """Return what is said of loops with several backwards in a step, and of calls of parts."""
     said = {}
-    backwards = retained, forwards_first, input_first, decay_apart, retained_without_sync
-    for loop in (*backwards, part_alone, part_first, part_unused, part_again):
+    once = input_first, weights_first, decay_apart, retained_without_sync
+    parts = part_first, part_unused, part_attacked, part_again
+    for loop in (retained, forwards_first, *once, part_alone, *parts):
         balancer, ddp, loader = opened()
         with balancer, warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -7,6 +7,7 @@ import io
 import logging
 import warnings
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import pytest
@@ -14,6 +15,7 @@ import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.utils import weight_norm
+from torch.utils.checkpoint import checkpoint
 
 from evenstep.exceptions import EvenstepWarning
 from evenstep.policies import Fixed
@@ -106,6 +108,21 @@ class Gathering(nn.Module):
         return self.layer(x) + self.layer.balance
 
 
+class Scaled(nn.Module):
+    """A layer, and a scale that it may read in what is made again in the backward."""
+
+    def __init__(self, *, reads: bool) -> None:
+        super().__init__()
+        self.gate, self.scale = nn.Linear(4, 2), nn.Parameter(torch.ones(()))
+        self.reads = reads
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        out = self.gate(x)
+        if self.reads:
+            out = checkpoint(lambda given: given * self.scale, out, use_reentrant=True)
+        return out
+
+
 class Loop(NamedTuple):
     """A model, and its loss beside that of the output."""
 
@@ -149,6 +166,10 @@ BESIDE = {
     "a loss in a list": Loop(lambda model, out, kept: model.module.losses[0]),
     "activations on a module": Loop(lambda model, out, kept: model.module.seen.abs().mean()),
     "features of a hook": Loop(lambda model, out, kept: kept[0].abs().mean(), hook=keeps),
+    "a scale": Loop(
+        lambda model, out, kept: model.module.scale * out.abs().mean(),
+        make=partial(Scaled, reads=False),
+    ),
 }
 WITHIN = {
     "kept and not used": Loop(lambda model, out, kept: 0.0, hook=keeps),
@@ -159,6 +180,9 @@ WITHIN = {
     "gathered in the forward": Loop(lambda model, out, kept: 0.0, make=Gathering),
     "a weight that is computed": Loop(lambda model, out, kept: 0.0, make=normed),
     "carried into another forward": Loop(carried),
+    "read again in the backward": Loop(
+        lambda model, out, kept: 0.0, make=partial(Scaled, reads=True)
+    ),
 }
 
 
@@ -216,11 +240,13 @@ def test_what_is_not_reduced_or_not_weighted_is_warned_of_once():
         "retained": 1,
         "forwards_first": 1,
         "input_first": 0,
+        "weights_first": 0,
         "decay_apart": 0,
         "retained_without_sync": 0,
         "part_alone": 1,
         "part_first": 0,
         "part_unused": 0,
+        "part_attacked": 0,
         "part_again": 0,
     }
 
@@ -267,7 +293,7 @@ def test_an_optimizer_is_looked_at_in_its_first_step_whenever_that_is():
 
 
 def test_terms_that_a_forward_makes_beside_its_output_are_warned_of_once():
-    """On a module, or given to a hook: not where no gradient comes through, or by the output."""
+    """On a module, given to a hook, or a parameter: not without a gradient, or by the output."""
     said = run_workers(2, warnings_beside)[0]
 
     assert {name: len(texts) for name, texts in said.items()} == {

@@ -111,6 +111,16 @@ def _weighted_means(
     return classes + (found["boxes"] - 1).abs().sum() * 2 / GLOBAL
 
 
+def _attacked(
+    model: nn.Module, x: torch.Tensor, y: torch.Tensor, balancer: Balancer
+) -> torch.Tensor:
+    """A mean over samples, which a sum over them has moved."""
+    given = x.clone().requires_grad_()
+    total = functional.cross_entropy(model(given), y, reduction="sum")
+    (slope,) = torch.autograd.grad(total, given)
+    return functional.cross_entropy(model(x + slope.sign() / 10), y)
+
+
 def _ctc(logits: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     steps = logits.log_softmax(-1).expand(6, *logits.shape)
     full, ones = torch.full((len(y),), 6), torch.ones(len(y), dtype=torch.long)
@@ -140,6 +150,7 @@ RIGHT = {
     "a sum": Case(_of_logits(lambda out, y: _CE(out, y, reduction="sum")), _SUM),
     "divided by the count of all ranks": Case(_over_all_ranks, _SUM),
     "mixed, weighted by hand": Case(_weighted_means, model=Detector, weighting="loss"),
+    "an attack by a sum": Case(_attacked),
     "micro-batches": Case(_of_logits(_CE), micro=True),
     "sharded": Case(_of_logits(_CE), sharded=True),
 }
@@ -194,7 +205,7 @@ def _micro_batches(loader: Any) -> Iterator[Any]:
         yield from step
 
 
-FIRST = ["a mean over samples", "ignored targets", "a sum"]
+FIRST = ["a mean over samples", "ignored targets", "a sum", "an attack by a sum"]
 REMEDIES = dict.fromkeys(WRONG, 'use `Balancer(loss_reduction="sum")`') | {
     "a mean for a sum": 'Leave `loss_reduction="sum"` out',
     "mixed": "`balancer.weight(means) + sums`",

@@ -35,7 +35,12 @@ def noise_before_the_forward(x: torch.Tensor) -> None:
     x + torch.zeros(BATCH_SIZE, 64)
 
 
-EARLY = (noise_before_the_forward,)
+def mixed_in_pairs(x: torch.Tensor) -> None:
+    """As timm's mixup asserts it, without a number."""
+    assert len(x) == BATCH_SIZE, "Batch size should be even when using this"
+
+
+EARLY = (noise_before_the_forward, mixed_in_pairs)
 MISTAKES = (labels_of_a_fixed_size, mask_of_two_views, own_mistake, *EARLY)
 
 
@@ -61,7 +66,7 @@ def notes_of(rank: int) -> dict[tuple[str, str], list[str]]:
         for name, policy in {"unequal": Fixed((22, 2)), "equal": "equal"}.items():
             try:
                 train(policy, mistake)
-            except (ValueError, IndexError, RuntimeError) as error:
+            except (ValueError, IndexError, RuntimeError, AssertionError) as error:
                 found[mistake.__name__, name] = getattr(error, "__notes__", [])
             dist.barrier()
     return found
@@ -81,12 +86,14 @@ def test_an_error_about_a_fixed_batch_size_has_a_note_with_the_sizes():
             ("labels_of_a_fixed_size", "unequal"),
             ("mask_of_two_views", "unequal"),
             ("noise_before_the_forward", "unequal"),
+            ("mixed_in_pairs", "unequal"),
         }
         assert all(len(texts) == 1 for texts in noted.values())
         text = noted["mask_of_two_views", "unequal"][0]
         assert f"this rank has {own} samples in this step, not 12" in text
         assert "ranks have 22 and 2" in text
         assert "len(batch)" in text
+        assert "`Bounds(granularity=2)`" in text
 
 
 def test_a_rank_that_ends_in_a_collective_over_rows_is_told_what_to_pad():

@@ -40,6 +40,7 @@ class Fixed:
 
     weight: float
     looks: list = field(default_factory=list)
+    trains: object = None
     compares: bool = False
     reduces: bool | None = None
     match = Match((), 1.0)

@@ -40,6 +40,7 @@ _LEAST_PART = 2  # samples: the mean of a single one is too low, for its logarit
 _LEAST_SPREAD = 0.02  # of sizes: less changes no gradient by a percent
 _LEAST_STEPS = 2
 _LEAST_VARIANCE = 1e-4
+_LEAST_UNLIKE = 1e-3  # gradients of ranks: rounding in half precision
 _MOST_OPEN = 64  # steps that some ranks have reported and some have not
 
 # Steps in a row after which it is no passing matter. One or two are what scripts skip by hand, or
@@ -164,7 +165,7 @@ class LossScales:
         self._reported: dict[int, dict[int, tuple[ScaleRow, ...]]] = {}  # by step and rank
         self._trials: dict[tuple[int, int], LossTrial] = {}
         self._found: dict[tuple[int, int], Slope] = {}
-        self._has_warned = False
+        self._warned: set[str] = set()
         self._said = "mean"
         self._at_random = False
 
@@ -185,10 +186,10 @@ class LossScales:
                 return
             del self._reported[step]
             news = self._judge(reported)
-        if news == "between" and not self._has_warned:
-            self._has_warned = True
+        if news in _WARNED and news not in self._warned:
+            self._warned.add(news)
             self._warn(f"Up to step {step}, {_SEEN} {_FOUND[news][0]}. {_FOUND[news][1]}")
-        elif news not in (None, "between"):
+        elif news is not None and news not in _WARNED:
             self._refuse(LossRefused(_refusal(self._said, news, step)))
 
     def _judge(self, reported: Mapping[int, tuple[ScaleRow, ...]]) -> str | None:
@@ -201,14 +202,19 @@ class LossScales:
                 columns[model, output][:, rank] = column
         news: set[str] = set()
         for key in columns:
+            if _is_shared(*columns[key]):
+                continue
             found = self._trial(key).add(*columns[key])
             if found is not None:
                 del self._trials[key]  # a loss may become another one: the next steps begin anew
+                if key[1] < 0:  # of backwards for inputs alone
+                    news |= {"inputs"} if (self._said, found) == ("mean", "sum") else set()
+                    continue
                 news |= {found} - {self._found.get(key)}
                 self._found[key] = found
         others = news - {self._said}
-        if others <= {"between"}:
-            return "between" if others else None
+        if others <= _WARNED:
+            return max(others, default=None)
         return "mixed" if self._said in self._found.values() else max(others)
 
     def _trial(self, key: tuple[int, int]) -> LossTrial:
@@ -217,6 +223,17 @@ class LossScales:
         return self._trials[key]
 
 
+def _is_shared(scale: FloatArray, size: FloatArray, variance: FloatArray) -> bool:
+    """Return whether an output is a number, and its gradient the same on all ranks.
+
+    As that of a temperature in a loss that all ranks compute over all samples. Any weights that
+    add up right are right for it.
+    """
+    is_number = np.allclose(variance * size, 1.0)
+    return bool(is_number and np.ptp(scale) <= _LEAST_UNLIKE * scale.max())
+
+
+_WARNED = {"between", "inputs"}
 _SEEN = "gradients at the model's output, compared between ranks with unlike numbers of samples,"
 _MIXED = (
     'use `prepare(..., weighting="loss")` and `balancer.weight(means) + sums`, with `unit=` if the '
@@ -245,6 +262,12 @@ _FOUND = {
         "depended on these numbers as those of neither a mean nor a sum",
         "No weight is right for the whole loss. If it adds a mean and a sum, or a term that is "
         f"divided by a count over all ranks, {_MIXED} {_PAIRS} `check_loss` tells which.",
+    ),
+    "inputs": (
+        "grew with these numbers, as those of a sum do, in backwards for the gradient of an input, "
+        "as `torch.autograd.grad` returns it",
+        "That gradient has the weight of its batch, which is right for a mean over samples. If "
+        "more than its sign or direction counts, call `model.module(x)` there, which has none.",
     ),
 }
 """What gradients did, and what to do."""

@@ -51,7 +51,8 @@ def hint_of_rows(steps: StepTracker) -> str:
     return (
         f"; if that was in a collective of the script's own over rows, such as `all_gather` of "
         f"features: ranks have {_listed(sizes)} samples in this step, so pad the rows to "
-        f"{max(sizes)}, or use `Balancer(policy='equal')`"
+        f"{max(sizes)} (what a loss over them then needs is in docs/units.md), or use "
+        f"`Balancer(policy='equal')`"
     )
 
 
@@ -70,7 +71,8 @@ def note_sizes(error: BaseException, steps: StepTracker) -> None:
     note = (
         f"evenstep: this rank has {num_samples} samples in this step, not {equal} as in an equal "
         f"split; ranks have {_listed(sizes)}. What is made for a fixed batch size, such as labels "
-        f"or masks, does not fit: take `len(batch)`, or use `Balancer(policy='equal')`."
+        f"or masks, does not fit: take `len(batch)`, or use `Balancer(policy='equal')`. If sizes "
+        f"have to be even, `Bounds(granularity=2)` keeps them so."
     )
     error.add_note(note)
     if getattr(sys, "last_value", None) is error:  # it was printed already: no `with` block
@@ -85,7 +87,9 @@ def _sizes(steps: StepTracker) -> tuple[int, ...]:
 
 
 def _names(text: str, sizes: Sequence[int]) -> bool:
-    """Return whether a text has one of ``sizes``, or some views of it, among its numbers."""
+    """Return whether a text is of batch sizes, or has some views of one among its numbers."""
+    if "batch size" in text.lower():
+        return True
     numbers = {int(number) for number in re.findall(r"\b\d{1,9}\b", text)}
     wanted = {size * views for size in sizes for views in range(1, _MOST_VIEWS + 1)}
     return not numbers.isdisjoint(wanted - {1})

@@ -8,6 +8,7 @@ import sys
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
+from functools import partial
 from operator import attrgetter
 from typing import Any
 
@@ -20,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 
 from ..._nested_tensors import tensors_in
 from ..._private_torch import (
+    adds_to,
     at_end_of_backward,
     backward_number,
     hooks_of,
@@ -31,7 +33,7 @@ from ...exceptions import invalid
 from .._data._step import StepCount
 from .._model._compiled import UncompiledHook
 from .._model._models import BalancedModel, NestedBackwards, PreparedModels
-from .._model._weighting import Backward
+from .._model._weighting import Backward, nodes_behind
 from .._step._marks import Looks
 from .._step._tracker import StepTracker
 
@@ -60,7 +62,8 @@ class SubmoduleCalls:
 
     Through a part that was called outside of the model, as in ``model.module.head(model(x))``. Or
     through a tensor of a forward that was left on a module or given to a hook of the script's own:
-    those are marked after the forward, so that only what a script makes of them comes through.
+    those are marked after the forward, so that only what a script makes of them comes through. Or
+    into a parameter that no forward has read, as a temperature that the loss reads by itself.
 
     Every part has a hook during a look. There are no looks from the forward on of which an input
     was computed: a part may have computed it, and then its gradient is weighted at the output. Nor
@@ -79,6 +82,7 @@ class SubmoduleCalls:
         self._handles: list[RemovableHandle] = []
         self._num_forwards = 0
         self._given: list[tuple[str, torch.Tensor]] = []  # to hooks in this forward
+        self._read: set[int] = set()  # ids of what the forwards of this look have read
 
     def begin(self) -> None:
         """Put the hooks on; in the middle of a forward as well."""
@@ -87,6 +91,11 @@ class SubmoduleCalls:
         called, leave = self._inert(self._called), self._inert(self._leave)
         self._handles = [part.register_forward_hook(called) for part in _parts(self._ddp.module)]
         self._handles.append(self._ddp.register_forward_hook(leave, with_kwargs=True))
+        self._handles += [
+            one.register_post_accumulate_grad_hook(self._came)  # type: ignore[no-untyped-call]
+            for one in self._ddp.parameters()
+            if one.requires_grad
+        ]
         # Ahead of the parts: where the model is compiled, all hooks go before those are traced.
         first = self._inert(lambda module, inputs: None)
         self._handles.append(self._ddp.register_forward_pre_hook(first))
@@ -97,6 +106,7 @@ class SubmoduleCalls:
             handle.remove()
         self._handles.clear()
         self._given.clear()
+        self._read.clear()
 
     def _inert(self, hook: Callable[..., None]) -> UncompiledHook:
         """Return a hook of which a copy or a pickle of the model has nothing."""
@@ -115,6 +125,8 @@ class SubmoduleCalls:
         found, self._given = self._given, []
         if self._is_over or self._steps.num_samples is None or not torch.is_grad_enabled():
             return
+        read = nodes_behind(tensors_in(output))
+        self._read |= {id(node.variable) for node in read if hasattr(node, "variable")}
         for part in self._ddp.module.modules():
             name = type(part).__name__
             for attribute, value in vars(part).items():
@@ -124,6 +136,13 @@ class SubmoduleCalls:
         for what, tensor in {id(one): (what, one) for what, one in found}.values():
             if tensor.grad_fn is not None and not tensor.retains_grad:
                 self._mark(f"{what} was made in the model's forward", tensor)
+
+    def _came(self, parameter: torch.Tensor) -> None:
+        """Look at a gradient, perhaps of a parameter that no forward of this look has read."""
+        assert parameter.grad is not None, "as this is called once it is there"
+        if self._read and id(parameter) not in self._read and parameter.grad.any():
+            what = f"A parameter of shape {tuple(parameter.shape)} was read outside of the model"
+            at_end_of_backward(partial(self._passed, what, backward_number()))
 
     def _mark(self, what: str, tensor: torch.Tensor) -> None:
         """Note whether a gradient comes through ``tensor`` from what reads it from now on.
@@ -154,9 +173,12 @@ class SubmoduleCalls:
             if tensor.grad_fn is not None:
                 tensor.register_hook(lambda gradient: self._passed(what))  # type: ignore[no-untyped-call]
 
-    def _passed(self, what: str) -> None:
-        if self._is_over or self._warn.said:
+    def _passed(self, what: str, task: int | None = None) -> None:
+        """Warn; of a backward, if it came to an output: that of activations made again did not."""
+        if self._is_over or self._warn.said or task not in (None, Backward.newest_task):
             return
+        if task is None and not adds_to(self._ddp.parameters()):
+            return  # as the gradient of an input, in an attack
         at_end_of_backward(self.end)  # not under the engine's feet
         self._warn(
             f"{what}, and a gradient has come through it beside the model's output. That is not "

@@ -12,7 +12,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from ..._private_torch import LocalNorm, backward_number, original_of, version_of
+from ..._private_torch import LocalNorm, adds_to, backward_number, original_of, version_of
 from ..._warning import OneWarning, warn
 from ...exceptions import invalid
 from .._data._protocols import ANEW
@@ -93,7 +93,7 @@ class SecondBackward:
     """Looks at one parameter of a model in every backward.
 
     Warns once of a backward after which ranks have gradients of their own. A backward that does
-    not reach the parameter counts as none, as one for the gradient of an input alone.
+    not add to the parameter's gradient counts as none, as one of `torch.autograd.grad`.
 
     A backward of zeros past the output, as of ``sum(p.sum() for p in model.parameters()) * 0`` in
     place of a loss, is noted for the batch of the forward: DDP has averaged in it.
@@ -105,7 +105,11 @@ class SecondBackward:
     """
 
     def __init__(self, ddp: DistributedDataParallel, backward: Backward, hook: ForwardHook) -> None:
-        warn, awaited = OneWarning(), hook.awaited
+        self._handle = None
+        looked_at = next((p for p in ddp.parameters() if p.requires_grad), None)
+        if looked_at is None:
+            return
+        warn, awaited, own = OneWarning(), hook.awaited, [looked_at]
         spent: ForwardRecord | None = None
         newest: int | None = None
 
@@ -117,15 +121,12 @@ class SecondBackward:
                 if uses and not gradient.any():  # else of what all ranks share, as a decay
                     for use in uses:
                         backward.entered(use)
-            elif task != newest and ddp.require_forward_param_sync and awaited:
+            elif task != newest and ddp.require_forward_param_sync and awaited and adds_to(own):
                 if awaited[-1] is spent:
                     warn(_MESSAGE)
                 spent, newest = awaited[-1], task
 
-        looked_at = next((p for p in ddp.parameters() if p.requires_grad), None)
-        self._handle = None
-        if looked_at is not None:
-            self._handle = looked_at.register_hook(unserializable_hook(ready))  # type: ignore[no-untyped-call]
+        self._handle = looked_at.register_hook(unserializable_hook(ready))  # type: ignore[no-untyped-call]
 
     def release(self) -> None:
         """Take the hook off."""

@@ -16,7 +16,8 @@ alone: gradient penalties, side losses kept on a module.
 from __future__ import annotations
 
 from collections import defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from itertools import islice
 from operator import attrgetter
 from typing import Any, ClassVar
 
@@ -24,7 +25,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._nested_tensors import hidden_tensors_in, rebuild, tensors_in
-from ..._private_torch import address_of, at_end_of_backward, backward_number, base_of
+from ..._private_torch import address_of, adds_to, at_end_of_backward, backward_number, base_of
 from ...exceptions import invalid
 from .._step._batch_checks import UnknownBatch
 from .._step._batch_memory import has_memory
@@ -109,7 +110,10 @@ class _OutputScale(torch.autograd.Function):
             return torch.zeros_like(grads[0]), None, None, None, None
         # Of a loss, as the script multiplies it: its own gradient is nothing but that factor.
         seen = grads[0] if ctx.loss is None else _single(ctx.loss) * _single(grads[0])
-        look_at(seen, ctx.use.looks, output=ctx.number, is_half=grads[0].dtype == torch.float16)
+        number, trains = ctx.number, ctx.use.trains
+        if number is not None and trains is not None and not trains():
+            number = ~number  # of the gradient of an input
+        look_at(seen, ctx.use.looks, output=number, is_half=grads[0].dtype == torch.float16)
         return grads[0] if weight == 1.0 else grads[0] * weight, None, None, None, None
 
 
@@ -255,18 +259,30 @@ def check_unweighted(loss: torch.Tensor) -> None:
     Raises:
         ValueError: one is: the sum would weigh it twice.
     """
-    nodes: list[Any] = [loss.grad_fn]
-    for node in nodes:  # which grows meanwhile: breadth first
-        if node is None or len(nodes) > _MOST_NODES:
-            continue
-        if node.name() in _SCALED:
-            raise invalid(
-                "Balancer.weight(loss)",
-                "be given a loss of which no term is weighted",
-                "one that holds what `weight` returned",
-                "Weigh each term, or their sum, but not both.",
-            )
-        nodes.extend(parent for parent, _ in node.next_functions)
+    if any(node.name() in _SCALED for node in islice(nodes_behind([loss]), _MOST_NODES)):
+        raise invalid(
+            "Balancer.weight(loss)",
+            "be given a loss of which no term is weighted",
+            "one that holds what `weight` returned",
+            "Weigh each term, or their sum, but not both.",
+        )
+
+
+def nodes_behind(tensors: Iterable[torch.Tensor], ends: Sequence[str] = ()) -> Iterator[Any]:
+    """Yield the nodes of which ``tensors`` were computed, the nearest first.
+
+    Args:
+        tensors: any.
+        ends: names of nodes behind which nothing is looked for.
+    """
+    nodes = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
+    seen = set(nodes)
+    for node in nodes:  # which grows meanwhile
+        yield node
+        if node.name() not in ends:
+            new = {parent for parent, _ in node.next_functions if parent is not None} - seen
+            seen |= new
+            nodes += new
 
 
 class ForwardHook:
@@ -324,7 +340,8 @@ class ForwardHook:
             if use.match.other_rows:
                 self._strange.look(use, tensors)
             # Data needs no gradient: in most loops there is nothing to walk back from.
-            if True in map(_NEEDS_GRADIENT, tensors) and feeds_back(tensors, type(module).__name__):
+            use.trains = self._trains if True in map(_NEEDS_GRADIENT, tensors) else None
+            if use.trains is not None and feeds_back(tensors, type(module).__name__):
                 changed = inputs, keywords = unscale(inputs, use), unscale(keywords, use)
         if self._watch is not None and self._watch.marks:
             self._watch.mark(module, inputs, keywords)
@@ -355,6 +372,10 @@ class ForwardHook:
             )
         return scaled
 
+    def _trains(self) -> bool:
+        """Return whether the backward under way is for parameters, as far as can be seen."""
+        return self._ddp is None or adds_to(self._ddp.parameters())
+
     def _waits(self) -> bool:
         """Return whether DDP waits for a backward still, of one of the newest forwards."""
         for use in self.awaited:
@@ -375,22 +396,9 @@ def feeds_back(tensors: list[torch.Tensor], name: str) -> bool:
     Raises:
         ValueError: parameters that are not balanced lie in between: their weight is unknown.
     """
-    queue: list[Any] = [tensor.grad_fn for tensor in tensors if tensor.grad_fn is not None]
-    if not queue:
-        return False
-    seen: set[Any] = set()
-    found = others = False
-    while queue:
-        node = queue.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if node.name() in _SCALED:
-            found = True
-            continue
-        others |= node.name() == "torch::autograd::AccumulateGrad"
-        queue.extend(parent for parent, _ in node.next_functions)
-    if found and others:
+    names = {node.name() for node in nodes_behind(tensors, _SCALED)}
+    found = not names.isdisjoint(_SCALED)
+    if found and "torch::autograd::AccumulateGrad" in names:
         raise invalid(
             f"{name}.forward(...)",
             "get an output of a balanced model without other parameters in between",

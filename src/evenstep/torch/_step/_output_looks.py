@@ -33,7 +33,8 @@ class Look:
         total: the sum; where it shows a scale, that of absolute values, and that of the squares of
             their sums by row.
         is_half: whether it is one of half precision, where a loss scale may be too large.
-        output: which output of the model it shows the scale of; None if it shows none.
+        output: which output of the model it shows the scale of; ``~output`` in a backward for the
+            gradient of an input alone, and None if it shows none.
     """
 
     __slots__ = ("_copied", "_total", "is_half", "output")

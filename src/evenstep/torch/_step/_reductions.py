@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,6 +31,8 @@ class ForwardRecord:
         compares: whether ranks compare the scale of its gradient.
         looks: at the gradients that its backward began with.
         other_rows: how many of its rows may be of no batch.
+        trains: whether the backward under way is for parameters; None where it always is, as no
+            input needs a gradient.
     """
 
     match: Match
@@ -41,6 +43,7 @@ class ForwardRecord:
     compares: bool
     looks: list[Look] = field(default_factory=list)
     other_rows: int = 0
+    trains: Callable[[], bool] | None = None
 
     def share(self) -> float | None:
         """Return which part of its batch it had, if that can be compared between ranks.
