@@ -1,4 +1,4 @@
-"""Policies around a policy: small changes ignored, every n-th step alone, whole multiples."""
+"""Policies around a policy: small changes ignored, every n-th step alone."""
 
 from __future__ import annotations
 
