@@ -148,6 +148,16 @@ def grown(found, by_us, *, rows=slice(30, None)):
     return found
 
 
+def test_of_an_exchange_of_less_than_a_millisecond_nothing_is_said_to_have_grown():
+    """It would read "0 ms a step in place of 0 ms"."""
+    longer = grown(steps(60, 3, exchange=3_000), 9_000)
+    short = [[[us // 40 for us in row] for row in rows] for rows in longer]
+    (found,) = shown(short).diagnose().found
+
+    assert found.cause is Cause.NETWORK
+    assert "longer" not in found.evidence
+
+
 def test_an_exchange_that_became_longer_is_named_sooner():
     """By 9 ms in the second half of steps of 0.1 s: a fixed exchange has to take 12 ms."""
     found = shown(grown(steps(60, 3, exchange=3_000), 9_000)).diagnose()

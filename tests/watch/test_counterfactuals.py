@@ -116,7 +116,7 @@ def test_a_short_last_batch_is_no_length():
 
     told = foresee(seen)
 
-    assert told.by_length.reason == "all samples have the same size"
+    assert told.by_length.reason == "all batches have one size; if padded, try `cost`"
     assert told.by_speed.least == told.by_speed.factor
     assert told.by_speed.factor == pytest.approx(
         steps_over(seen, 0.001 * num[:, 0] + 0.1 / 4), rel=0.03
@@ -203,7 +203,10 @@ def test_what_cannot_be_told_has_a_reason():
     assert alone.by_speed.reason == "there is one rank"
     assert unknown.by_length.factor is None
     assert "not known" in unknown.by_length.reason
-    assert (equal.by_length.factor, equal.by_length.reason) == (1, "all samples have the same size")
+    assert (equal.by_length.factor, equal.by_length.reason) == (
+        1,
+        "all batches have one size; if padded, try `cost`",
+    )
     assert few.best == 1
 
 

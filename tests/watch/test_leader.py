@@ -20,6 +20,8 @@ from evenstep.watch._step_records import RankHello, RankReport, RankSender, Step
 from evenstep.watch._watch import Watch, ignore_captures
 from evenstep.watch._watched_run import CallSite
 
+TOO_FEW = "evenstep watch: too few steps were seen. An optimizer's `step()` ends one.\n"
+
 
 def record(step, compute_us, waited_us, num_steps=1):
     """A step of a rank, with four samples; or several together."""
@@ -111,7 +113,7 @@ def test_the_launcher_has_a_summary_without_lines_too(tmp_path):
     first = (tmp_path / "summary.txt").read_text("utf-8")
     run.tell(range(60))
 
-    assert first == "evenstep watch: too few steps were seen.\n"
+    assert first == TOO_FEW
     assert "for rank 1 (bob)" in (tmp_path / "summary.txt").read_text("utf-8")
     assert run.stream.getvalue() == ""
 
@@ -276,7 +278,7 @@ def test_too_few_steps_are_told():
     run = Run(WatchSettings())
     run.leader.end("DDP", [], own_s=0.0)
 
-    assert run.stream.getvalue() == "evenstep watch: too few steps were seen.\n"
+    assert run.stream.getvalue() == TOO_FEW
 
 
 def test_a_group_without_a_model_is_told():

@@ -52,6 +52,7 @@ _REMEDY = {
     Cause.MEMORY: "take a smaller batch or fewer loader workers there, or free memory that others "
     "use",
 }
+_LEAST_LONGER_US = 1000  # less is noise
 _LONGER_EXCHANGE = 1.5  # times, from which it is said that an exchange has become longer
 _NOTABLY = 1.1  # times, below which the part that computing takes longer is said
 _QUOTA = "raise its CPU quota, or start fewer threads; meanwhile give it fewer samples"
@@ -134,7 +135,7 @@ def _of_exchange(rank: int | None, facts: Facts) -> tuple[str, str]:
     sums, (before_us, after_us) = facts.sums, facts.exchange_us
     share = percent(sums.exposed / max(sums.wall, 1.0))
     text = f"all ranks wait together for the exchange, {share} % of their time"
-    if after_us > _LONGER_EXCHANGE * before_us:
+    if after_us > max(_LONGER_EXCHANGE * before_us, _LEAST_LONGER_US):
         before, after = (seconds(us / 1e6) for us in (before_us, after_us))
         text += f"; it has become longer, {after} a step in place of {before}"
     for slow in facts.slow_links:

@@ -206,8 +206,10 @@ class HangDetector:
         if crossed is not None:
             where += f", and rank {crossed} is {self._places[crossed].text}"
         if place is not None and all(map(self._is_waiting, others)):
-            least_s = 0.0 if place.awaits_message else _CROSSED_S
-            limit_s = limit_s if least_s and crossed is None else min(least_s, limit_s)
+            if place.awaits_message:
+                limit_s = 0.0
+            elif crossed is not None:
+                limit_s = min(limit_s, _CROSSED_S)
         if late_s >= limit_s and is_certain:
             why = _APART if is_apart else "(if it was only slow, raise `Runtime(hang_s=...)`)"
             return Finding(rank, waiting, hung=f"it {waits}; {where} {why}")
@@ -224,13 +226,10 @@ class HangDetector:
     def _crossed(self, rank: int, others: Sequence[int]) -> int | None:
         """Return who waits in one collective while ``rank`` waits in another: neither will come."""
         groups = {name for name in self._progress[rank].counts if not _is_own(name)}
-        waiting = filter(self._is_waiting, others if self._is_waiting(rank) else ())
-        apart = (
-            other
-            for other in waiting
-            if self._is_ahead(rank, other, groups) and self._is_ahead(other, rank, groups)
-        )
-        return next(apart, None)
+        for other in filter(self._is_waiting, others if self._is_waiting(rank) else ()):
+            if self._is_ahead(rank, other, groups) and self._is_ahead(other, rank, groups):
+                return other
+        return None
 
     def _judge_failed(self, rank: int, names: set[str]) -> Finding:
         """Return that a rank is lost which ended its run by an error, if one waits for it."""

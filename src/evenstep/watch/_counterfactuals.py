@@ -459,7 +459,7 @@ def _length_untold(lines: WorkLines) -> SpeedUp | None:
     if not lines.is_size:
         return SpeedUp.untold("the sizes of the batches are not known")
     if lines.spread < ALIKE:
-        return SpeedUp(1.0, 1.0, "all samples have the same size")
+        return SpeedUp(1.0, 1.0, "all batches have one size; if padded, try `cost`")
     return None
 
 

@@ -102,7 +102,7 @@ def _heading(found: FoundCause, hosts: Sequence[str]) -> str:
 
 _LEAST_US = 100_000  # of rank 0 in one event
 _MOST_ROWS = 4096
-_TOO_FEW = "evenstep watch: too few steps were seen.\n"
+_TOO_FEW = "evenstep watch: too few steps were seen. An optimizer's `step()` ends one.\n"
 _NO_MODEL = "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
 
 Notes = Callable[[WatchedRun], Sequence[str]]
