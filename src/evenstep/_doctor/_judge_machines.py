@@ -74,7 +74,7 @@ def _versions(checkup: Checkup) -> Iterator[FoundAilment]:
         for facts in known:
             found.setdefault(_compared(name, facts.versions[name]), []).append(facts.rank)
         if len(found) < 2:
-            continue  # a package that only some have is shown by their devices
+            continue  # where only some have a package, their devices differ too
         said = "; ".join(f"{version} on {in_words(ranks)}" for version, ranks in found.items())
         fewest = min(found.values(), key=len)
         yield FoundAilment(

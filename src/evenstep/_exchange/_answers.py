@@ -85,7 +85,7 @@ class Answers:
         self._router = router
         self._stop = stop
         self._lock = threading.Lock()
-        self._untold: list[PlanReply] = []  # on rank 0
+        self._unsent: list[PlanReply] = []  # on rank 0
         self._asking: dict[int, int] = {}  # on rank 0: who waits until which step is done
         self._plan: Plan | None = None
         self._lag = lag
@@ -101,7 +101,7 @@ class Answers:
         if self._plan is not None and self._plan.epoch == plan.epoch:
             return
         with self._lock:
-            self._untold.append(PlanReply(plan))
+            self._unsent.append(PlanReply(plan))
         self._router.later(self._send, delay_s=0.0)
         self._take(plan)
 
@@ -179,7 +179,7 @@ class Answers:
 
     def _send(self, *answer: Answer) -> None:
         with self._lock:
-            plans, self._untold = self._untold, []
+            plans, self._unsent = self._unsent, []
             if plans or answer:
                 self._router.to_everyone(*plans, *answer)
 

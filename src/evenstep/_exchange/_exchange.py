@@ -248,7 +248,7 @@ class Exchange:
         lost_ranks: who is gone, and what collectives the training thread may wait in.
         stop: how all ranks come to stop.
         decisions: on rank 0.
-        units, claims, mailbox, ways, not_finite, scales: what else ranks send each other.
+        units, claims, mailbox, divergence, not_finite, scales: what else ranks send each other.
         last_reduced: the newest step whose gradients were summed over all ranks, as far as it is
             noted here.
         num_loops: over the loaders of this process, as servers will want to know.

@@ -357,7 +357,7 @@ class _Member:
         """Take part until rank 0 says that it is over."""
         sent = self.desk.wait("orders", self.patience.all_s)
         if sent is None:
-            raise NotExamined("Rank 0 told no plan: it may have ended.")
+            raise NotExamined("Rank 0 sent no plan: it may have ended.")
         orders = decode(sent, type=DoctorOrders)
         if self.desk.rank not in orders.ranks:
             raise NotExamined(

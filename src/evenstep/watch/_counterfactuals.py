@@ -308,7 +308,7 @@ class SpeedUp:
     reason: str = ""
 
     @classmethod
-    def untold(cls, reason: str) -> SpeedUp:
+    def unknown(cls, reason: str) -> SpeedUp:
         """Return one of which nothing is known."""
         return cls(None, None, reason)
 
@@ -378,7 +378,7 @@ def foresee(seen: WatchedSteps) -> Counterfactuals:
     is_clear = lines.is_certain or seen.is_slow_throughout
     worst = lines if is_clear else lines.of_equal_slopes()
     by_speed = _speed_up(seen, lines, _by_speed(seen, lines), worst, _by_speed(seen, worst))
-    by_length = _length_untold(lines)
+    by_length = _length_unknown(lines)
     by_both = by_speed
     if by_length is None:
         by_length = _speed_up(seen, lines, _by_length(lines))
@@ -454,10 +454,10 @@ def _shared(work: FloatArray, share: FloatArray) -> FloatArray:
     return np.where(share > 0, drawn, 0.0)
 
 
-def _length_untold(lines: WorkLines) -> SpeedUp | None:
+def _length_unknown(lines: WorkLines) -> SpeedUp | None:
     """Return why nothing is said of lengths; None if something is."""
     if not lines.is_size:
-        return SpeedUp.untold("the sizes of the batches are not known")
+        return SpeedUp.unknown("the sizes of the batches are not known")
     if lines.spread < ALIKE:
         return SpeedUp(1.0, 1.0, "all batches have one size; if padded, try `cost`")
     return None
@@ -469,7 +469,7 @@ def _nothing(seen: WatchedSteps) -> Counterfactuals:
         f"only {seen.num_steps} steps (or sums of short ones) were seen, and it takes "
         f"{LEAST_STEPS + _WARM_UP}"
     )
-    untold = SpeedUp.untold("there is one rank" if seen.world_size < 2 else why)
+    unknown = SpeedUp.unknown("there is one rank" if seen.world_size < 2 else why)
     step_s = float(seen.wall_s.mean()) if seen.num_steps else 0.0
     slowest = int(np.argmax(seen.compute_s.mean(axis=0))) if seen.num_steps else 0
-    return Counterfactuals(step_s, untold, untold, untold, slowest, untold)
+    return Counterfactuals(step_s, unknown, unknown, unknown, slowest, unknown)

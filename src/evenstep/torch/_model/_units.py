@@ -154,8 +154,8 @@ def shifts_labels(modules: Iterable[nn.Module]) -> bool:
         ValueError: no model says so, or they differ.
     """
     outer = list(modules)
-    told = set(map(shifting, outer)) - {None}
-    if len(told) != 1:
+    found = set(map(shifting, outer)) - {None}
+    if len(found) != 1:
         raise invalid(
             'Balancer(unit="tokens")',
             "be used with a model of transformers, whose kind tells whether it shifts labels",
@@ -163,12 +163,12 @@ def shifts_labels(modules: Iterable[nn.Module]) -> bool:
             "Say which labels count: `Balancer(unit=lambda batch: (batch['labels'][..., 1:] != "
             "-100).sum())` for a causal language model, `(batch['labels'] != -100)` for others.",
         )
-    return bool(told.pop())
+    return bool(found.pop())
 
 
 def shifting(model: nn.Module) -> bool | None:
     """Return whether a model, or its outermost part that says so, shifts labels; else None."""
-    return next((told for told in map(_shifts, model.modules()) if told is not None), None)
+    return next((found for found in map(_shifts, model.modules()) if found is not None), None)
 
 
 def _shifts(module: nn.Module) -> bool | None:
