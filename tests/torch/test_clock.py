@@ -299,7 +299,7 @@ class Clues:
     def begin_step(self, step, *_):
         self.begun.append(step)
 
-    def told(self, step):
+    def reports(self, step):
         return [f"noticed in {step}"] if step < self.begun[-1] else []
 
 
