@@ -96,6 +96,12 @@ def test_without_a_limit_each_number_comes_once():
         assert flat(steps_of(cluster, 10)) == list(range(80))
 
 
+def test_the_data_set_of_indices_is_as_long_as_they_are():
+    """Without a limit, longer than any training."""
+    assert len(DrawnIndices(97, 8).dataset) == 97
+    assert len(DrawnIndices(None, 8).dataset) >= 2**48
+
+
 def test_each_loop_draws_another_sequence():
     loader = one(97, seeded())
     first, second = (next(iter(loader)).tolist() for _ in range(2))
