@@ -52,14 +52,16 @@ at_end_of_backward: Callable[[Callable[[], None]], None] = (
 backward_number: Callable[[], int] = torch._C._current_graph_task_id
 
 
-def adds_to(parameters: Iterable[torch.Tensor]) -> bool:
-    """Return whether the backward under way adds to a gradient of ``parameters``.
+# Whether the backward under way comes to a node: for one that adds up a gradient, as that of
+# `torch.autograd.grad` does not. It raises where it is asked for that gradient. [test_loops.py]
+comes_to: Callable[[Any], bool] = torch._C._will_engine_execute_node
 
-    One of ``torch.autograd.grad`` does not, and nothing public shows it. [test_loops.py]
-    """
+
+def adds_to(parameters: Iterable[torch.Tensor]) -> bool:
+    """Return whether the backward under way adds to a gradient of ``parameters``."""
     nodes = (get_gradient_edge(one).node for one in parameters if one.requires_grad)
     try:
-        return any(map(torch._C._will_engine_execute_node, nodes))
+        return any(map(comes_to, nodes))
     except RuntimeError:  # it is asked for one of these gradients itself
         return False
 

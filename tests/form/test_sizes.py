@@ -41,8 +41,8 @@ def test_nothing_is_past_the_limit():
 
 
 BUDGETS = {  # They only fall: lower one when the tree has become smaller.
-    "tokens of src": 374_400,
-    "code lines of src": 42_107,
+    "tokens of src": 374_318,
+    "code lines of src": 42_102,
     "files of src": 288,
     "classes of src": 686,
     "modules that a training process loads": 170,

@@ -229,8 +229,8 @@ def _is_shared(scale: FloatArray, size: FloatArray, variance: FloatArray) -> boo
     As that of a temperature in a loss that all ranks compute over all samples. Any weights that
     add up right are right for it.
     """
-    is_number = np.allclose(variance * size, 1.0)
-    return bool(is_number and np.ptp(scale) <= _LEAST_UNLIKE * scale.max())
+    alike = np.ptp(scale) <= _LEAST_UNLIKE * scale.max()
+    return bool(alike and np.allclose(variance * size, 1.0))
 
 
 _WARNED = {"between", "inputs"}

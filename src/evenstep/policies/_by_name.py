@@ -6,79 +6,13 @@ import dataclasses
 import difflib
 import importlib
 import inspect
-from collections.abc import Mapping
 from typing import Any
 
 from ..exceptions import invalid
 from ..prediction import AbstractPredictor
 from ._base import AbstractPolicy
 
-
-def built(name: str, base: type[Any], known: Mapping[str, type[Any]], *, caller: str) -> Any:
-    """Return what the class called ``name`` makes without arguments.
-
-    Args:
-        name: one of ``known``, or ``"module:Class"`` for a class that is imported from there.
-        base: what it has to inherit from.
-        known: classes by their names.
-        caller: the function for the message, with its argument.
-
-    Raises:
-        ValueError: there is no such class, or it cannot be built without arguments.
-    """
-    named = imported(name, base, caller=caller) if ":" in name else known.get(name)
-    if named is None:
-        given = sorted(other for other, each in known.items() if not needed_settings(each))
-        near = difflib.get_close_matches(name.lower(), known, n=1)
-        remedy = f"Did you mean {near[0]!r}?" if near else "Names are lower case, with hyphens."
-        if others := ", ".join(sorted(known.keys() - given)):
-            remedy += f" {others} need settings: pass an instance."
-        rule = f"be one of {', '.join(given)} or 'module:Class'"
-        raise invalid(caller, rule, repr(name), remedy)
-    if needed := needed_settings(named):
-        settings = ", ".join(f"{setting}=..." for setting in needed)
-        rule, got = "name a class that needs no settings", f"{name!r}, which needs"
-        remedy = f"Pass an instance: `{named.__name__}({settings})`."
-        raise invalid(caller, rule, f"{got} {', '.join(needed)}", remedy)
-    return named()
-
-
-def imported(name: str, base: type[Any], *, caller: str) -> type[Any]:
-    """Return the class that ``"module:Class"`` names.
-
-    Args:
-        name: as given.
-        base: what it has to inherit from.
-        caller: the function for the message, with its argument.
-
-    Raises:
-        ValueError: it cannot be imported, or is something else.
-    """
-    module, _, attribute = name.partition(":")
-    try:
-        value: Any = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise invalid(
-            caller,
-            "be 'module:Class' of something that can be imported",
-            f"{name!r} ({error})",
-            "Check the spelling, and that the module is on the Python path.",
-        ) from error
-    if not (inspect.isclass(value) and issubclass(value, base)):
-        package = base.__module__.rpartition(".")[0]
-        raise invalid(
-            caller,
-            f"name a subclass of `{base.__name__}`",
-            f"{name!r}, which is {value!r}",
-            f"Inherit from `{package}.{base.__name__}`.",
-        )
-    return value
-
-
-def needed_settings(named: type[Any]) -> list[str]:
-    """Return the arguments without which it cannot be built."""
-    parameters = inspect.signature(named).parameters.values()
-    return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
+_CALLER = "by_name(name=...)"
 
 
 def by_name(name: str) -> AbstractPolicy[Any]:
@@ -96,15 +30,55 @@ def by_name(name: str) -> AbstractPolicy[Any]:
     Raises:
         ValueError: there is no such policy, or it cannot be built without arguments.
     """
-    policy: AbstractPolicy[Any] = built(
-        name, AbstractPolicy, _exported(), caller="by_name(name=...)"
-    )
-    return policy
+    known = _exported()
+    named = _imported(name) if ":" in name else known.get(name)
+    if named is None:
+        given = sorted(without_settings())
+        near = difflib.get_close_matches(name.lower(), known, n=1)
+        remedy = f"Did you mean {near[0]!r}?" if near else "Names are lower case, with hyphens."
+        if others := ", ".join(sorted(known.keys() - given)):
+            remedy += f" {others} need settings: pass an instance."
+        rule = f"be one of {', '.join(given)} or 'module:Class'"
+        raise invalid(_CALLER, rule, repr(name), remedy)
+    if needed := _needed_settings(named):
+        settings = ", ".join(f"{setting}=..." for setting in needed)
+        rule, got = "name a class that needs no settings", f"{name!r}, which needs"
+        remedy = f"Pass an instance: `{named.__name__}({settings})`."
+        raise invalid(_CALLER, rule, f"{got} {', '.join(needed)}", remedy)
+    return named()
+
+
+def _imported(name: str) -> type[AbstractPolicy[Any]]:
+    """Return the class that ``"module:Class"`` names."""
+    module, _, attribute = name.partition(":")
+    try:
+        value: Any = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise invalid(
+            _CALLER,
+            "be 'module:Class' of something that can be imported",
+            f"{name!r} ({error})",
+            "Check the spelling, and that the module is on the Python path.",
+        ) from error
+    if not (inspect.isclass(value) and issubclass(value, AbstractPolicy)):
+        raise invalid(
+            _CALLER,
+            "name a subclass of `AbstractPolicy`",
+            f"{name!r}, which is {value!r}",
+            "Inherit from `evenstep.policies.AbstractPolicy`.",
+        )
+    return value
+
+
+def _needed_settings(named: type[Any]) -> list[str]:
+    """Return the arguments without which it cannot be built."""
+    parameters = inspect.signature(named).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.default is parameter.empty]
 
 
 def without_settings() -> tuple[str, ...]:
     """Return the names of all policies that are built without arguments."""
-    return tuple(name for name, policy in _exported().items() if not needed_settings(policy))
+    return tuple(name for name, policy in _exported().items() if not _needed_settings(policy))
 
 
 def _exported() -> dict[str, type[AbstractPolicy[Any]]]:

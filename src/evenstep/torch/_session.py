@@ -88,11 +88,9 @@ def _sizes(steps: StepTracker) -> tuple[int, ...]:
 
 def _names(text: str, sizes: Sequence[int]) -> bool:
     """Return whether a text is of batch sizes, or has some views of one among its numbers."""
-    if "batch size" in text.lower():
-        return True
     numbers = {int(number) for number in re.findall(r"\b\d{1,9}\b", text)}
     wanted = {size * views for size in sizes for views in range(1, _MOST_VIEWS + 1)}
-    return not numbers.isdisjoint(wanted - {1})
+    return "batch size" in text.lower() or not numbers.isdisjoint(wanted - {1})
 
 
 def _is_own(trace: TracebackType | None) -> bool:

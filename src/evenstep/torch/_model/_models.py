@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
 from typing import Any, Literal
 
 import torch
 from torch import nn
+from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from ..._private_torch import LocalNorm, adds_to, backward_number, original_of, version_of
+from ..._private_torch import LocalNorm, backward_number, comes_to, original_of, version_of
 from ..._warning import OneWarning, warn
 from ...exceptions import invalid
 from .._data._protocols import ANEW
@@ -105,11 +106,10 @@ class SecondBackward:
     """
 
     def __init__(self, ddp: DistributedDataParallel, backward: Backward, hook: ForwardHook) -> None:
-        self._handle = None
-        looked_at = next((p for p in ddp.parameters() if p.requires_grad), None)
-        if looked_at is None:
-            return
-        warn, awaited, own = OneWarning(), hook.awaited, [looked_at]
+        warn, awaited = OneWarning(), hook.awaited
+        nobodys = torch.ones(1, requires_grad=True)  # where nothing is trained
+        looked_at = next((p for p in ddp.parameters() if p.requires_grad), nobodys)
+        node = get_gradient_edge(looked_at).node
         spent: ForwardRecord | None = None
         newest: int | None = None
 
@@ -121,17 +121,18 @@ class SecondBackward:
                 if uses and not gradient.any():  # else of what all ranks share, as a decay
                     for use in uses:
                         backward.entered(use)
-            elif task != newest and ddp.require_forward_param_sync and awaited and adds_to(own):
-                if awaited[-1] is spent:
-                    warn(_MESSAGE)
-                spent, newest = awaited[-1], task
+            elif task != newest and ddp.require_forward_param_sync and awaited:
+                with suppress(RuntimeError):  # as it is asked for this very gradient
+                    if comes_to(node):
+                        if awaited[-1] is spent:
+                            warn(_MESSAGE)
+                        spent, newest = awaited[-1], task
 
         self._handle = looked_at.register_hook(unserializable_hook(ready))  # type: ignore[no-untyped-call]
 
     def release(self) -> None:
         """Take the hook off."""
-        if self._handle is not None:
-            self._handle.remove()
+        self._handle.remove()
 
 
 Weighting = Literal["output", "loss"]
