@@ -306,7 +306,7 @@ def advice_on(
         source_of: the text of a file; None where it cannot be read.
     """
     if run.kind == "FSDP1":
-        sentence = "what another split would bring cannot be told of FSDP1, nor can it be balanced"
+        sentence = "FSDP1 cannot be balanced, and no speed-up of another split is known"
         return WatchAdvice(sentence, ("FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2",))
     foreseen = foresee(
         WatchedSteps.of(
