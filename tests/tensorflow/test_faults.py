@@ -9,7 +9,7 @@ from .clusters import outcome
 pytestmark = [pytest.mark.cluster, pytest.mark.slow, pytest.mark.timeout(300)]
 RAISED = "it raised ValueError: sample 17 has no label after step"
 RAISED_IN_THE_FIRST = "it raised ValueError: sample 17 has no label before the end of a step"
-HUNG = "it has not finished step 0 for 4 s while others wait"
+HUNG = "it has not finished step 0 for 8 s while others wait"
 SILENT = "it has been silent for"
 GONE = "it ended, was killed, stopped or cut off before the first step"
 

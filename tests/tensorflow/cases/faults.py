@@ -11,7 +11,8 @@ from common import STRATEGY, TASK, case, data, model, stepper
 from evenstep.exceptions import WorkerLostError
 from evenstep.tensorflow import Balancer, Runtime
 
-WATCHFUL = Runtime(line_every=None, deadline_s=4, heartbeat_s=0.5, hang_s=4)
+# Silence comes first: a stopped worker is both silent and behind.
+WATCHFUL = Runtime(line_every=None, deadline_s=4, heartbeat_s=0.5, hang_s=8)
 
 
 class Halting(keras.layers.Layer):
