@@ -16,12 +16,11 @@ from typing import Any
 import numpy as np
 
 from evenstep import Cluster, Decision, StepTimings
-from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._channel import Peer, StarChannel, Text, text_of
 from evenstep._exchange._exchange import Exchange
 from evenstep._exchange._meeting import connect_star
 from evenstep._exchange._message_kinds import ENDED, Answer, RankLost, StepReports, read, written
 from evenstep._exchange._threads import Framework
-from evenstep._exchange._wire import Peer, Text, text_of
 from evenstep._planner import Job, Outcome, Planner, Report
 from evenstep.events import StepMeasured
 from evenstep.policies import AbstractPolicy

@@ -27,7 +27,7 @@ from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Equal
 from evenstep.testing import WorkerFailed
 from evenstep.torch import Balancer, Runtime
-from evenstep.torch._memory._retries import is_out_of_memory
+from evenstep.torch._memory import is_out_of_memory
 
 NUM_STEPS = 3
 STRIKE_AT = 10  # a step

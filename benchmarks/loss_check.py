@@ -23,7 +23,7 @@ from benchmarks._common import Row, main, progress
 from evenstep._exchange._loss_checks import LossTrial
 from evenstep._planner import Plan
 from evenstep._run._step_state import StepState
-from evenstep.torch._step._output_looks import Look, OutputWatch, look_at
+from evenstep.torch._step._reductions import Look, OutputWatch, look_at
 from evenstep.torch._step._tickets import Ticket
 
 STEPS, SOON = 40, 5

@@ -61,7 +61,7 @@ MUTANTS = (
     ),
     Mutant(
         "Deadband holds each worker by itself",
-        "policies/_wrappers.py",
+        "policies/_simple.py",
         "        if 0 < change <= self.threshold:\n",
         "        near = abs(wanted.batch_size - held) / np.maximum(held, 1) <= self.threshold\n"
         "        if not near.all() and near.any():\n"

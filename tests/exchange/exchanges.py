@@ -12,14 +12,13 @@ from typing import final
 import numpy as np
 
 from evenstep import Decision
-from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._channel import Peer, StarChannel, Wire
 from evenstep._exchange._exchange import Exchange
 from evenstep._exchange._mailbox import Mailbox
 from evenstep._exchange._meeting import connect_star
 from evenstep._exchange._message_kinds import ENDED, StepReports, ThreadLocation
 from evenstep._exchange._router import Router
 from evenstep._exchange._threads import Framework, frame_of, line_of_user
-from evenstep._exchange._wire import Peer, Wire
 from evenstep._planner import Job, Planner, Report
 from evenstep.policies import AbstractPolicy
 

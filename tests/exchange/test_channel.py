@@ -13,10 +13,9 @@ from queue import Queue
 
 import pytest
 
-from evenstep._exchange._channel import StarChannel
+from evenstep._exchange._channel import StarChannel, Wire, text_of
 from evenstep._exchange._meeting import Greeting, connect_star
 from evenstep._exchange._threads import has_ended, process_name
-from evenstep._exchange._wire import Wire, text_of
 
 from .exchanges import FAST, Listener, channel_over, close_all, meet, rendezvous
 

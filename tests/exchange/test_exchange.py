@@ -9,8 +9,8 @@ from time import monotonic
 import msgspec
 import pytest
 
+from evenstep._exchange._channel import Peer, Wire
 from evenstep._exchange._message_kinds import StepReports, read
-from evenstep._exchange._wire import Peer, Wire
 from evenstep._planner import Report
 from evenstep.events import MeasurementRejected, StepMeasured
 from evenstep.exceptions import WorkerLostError

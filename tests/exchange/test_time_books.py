@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from evenstep._diagnosis import HostClues, Phase, StepClues
+from evenstep._exchange._channel import Peer, Wire
 from evenstep._exchange._decisions import Decisions, TimeBooks
 from evenstep._exchange._exchange import ReportQueue
 from evenstep._exchange._message_kinds import (
@@ -17,7 +18,6 @@ from evenstep._exchange._message_kinds import (
     TimesReport,
     read,
 )
-from evenstep._exchange._wire import Peer, Wire
 from evenstep.events import StepsAccounted, WaitingDiagnosed
 
 from .exchanges import AllThere, Listener, channel_over, router

@@ -15,6 +15,15 @@ import pytest
 
 from evenstep._diagnosis import HostClues, LinkClues, StepClues
 from evenstep._exchange import _message_kinds as m
+from evenstep._exchange._channel import (
+    HEARTBEAT,
+    PROTOCOL,
+    VERSION,
+    ProtocolError,
+    Wire,
+    check_versions,
+    text_of,
+)
 from evenstep._exchange._meeting import (
     Acceptor,
     Greeting,
@@ -23,15 +32,6 @@ from evenstep._exchange._meeting import (
     connect_star,
     dial,
     greet,
-)
-from evenstep._exchange._wire import (
-    HEARTBEAT,
-    PROTOCOL,
-    VERSION,
-    ProtocolError,
-    Wire,
-    check_versions,
-    text_of,
 )
 from evenstep._planner import Plan, PlanCosts, Report, Work
 from evenstep.claims._step_claims import Claim

@@ -5,7 +5,7 @@ import pytest
 
 from evenstep import Cluster, StepTimings
 from evenstep._planner import Bounds, Job, Planner, Report
-from evenstep._planner._claim_switch import ClaimSwitch
+from evenstep._planner._base import ClaimSwitch
 from evenstep._planner._whatif import WhatIf
 from evenstep.claims import Hybrid
 from evenstep.events import ClaimsSwitched

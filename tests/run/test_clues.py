@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 
 from evenstep._diagnosis import HostClues, StepClues
 from evenstep._host import GarbageClock, HostReader
-from evenstep._run._clue_reader import ClueReader
+from evenstep._run._machine_reader import ClueReader
 from evenstep.events import WaitingDiagnosed
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime

@@ -8,8 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from evenstep import AffineTime, Cluster, allocate, apportion
-from evenstep.solve._allocate import ends_within, makespan_s
-from evenstep.solve._apportion import cut, in_proportion, scaled
+from evenstep.solve._allocate import cut, ends_within, in_proportion, makespan_s, scaled
 from evenstep.timemodels import AbstractTimeModel, bisect_batch
 
 from ..tables import TableTime

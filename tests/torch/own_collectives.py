@@ -11,7 +11,7 @@ import torch.distributed as dist
 from evenstep._planner import Job, Planner
 from evenstep.policies import Auto
 from evenstep.torch._exchange._side_group import Bracket, PeerGroup, SideGroup
-from evenstep.torch._exchange._stuck import is_in_collective
+from evenstep.torch._exchange._startup import is_in_collective
 
 
 class Noting:

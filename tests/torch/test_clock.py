@@ -11,10 +11,8 @@ from evenstep._diagnosis import Phase
 from evenstep._private_torch import CollectiveCount
 from evenstep._torch_clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch import Balancer
-from evenstep.torch._step._compile_watch import CompileWatch
-from evenstep.torch._step._marks import Recorder
-from evenstep.torch._step._meter import BlindMeter, StepMeter
-from evenstep.torch._step._reporter import Reporter, StepState
+from evenstep.torch._step._marks import BlindMeter, Recorder, StepMeter
+from evenstep.torch._step._reporter import CompileWatch, Reporter, StepState
 
 
 class Watch:

@@ -13,7 +13,7 @@ from evenstep.exceptions import EvenstepWarning
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
 from evenstep.torch._model._compiled import OuterHooks, compiled_parts, hooks_on, is_compiled
-from evenstep.torch._step._compile_watch import CompileWatch
+from evenstep.torch._step._reporter import CompileWatch
 
 from .._tiers import Groups, slow_but
 from .compiled_runs import (

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from evenstep.torch._data.deal._plans import Share, StepSpan
 from evenstep.torch._data.fetch._chunks import Packed
-from evenstep.torch._data.fetch._prefetch import Horizon, StepWork
+from evenstep.torch._data.fetch._sources import Horizon, StepWork
 
 
 def share(*slots, forwards=None):

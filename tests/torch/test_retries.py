@@ -11,8 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 from evenstep.torch._data._protocols import MicroBatch
-from evenstep.torch._memory._layout import Layout, layout_by
-from evenstep.torch._memory._retries import Retries, is_out_of_memory, probe
+from evenstep.torch._memory import Layout, Retries, is_out_of_memory, layout_by, probe
 
 from .._tiers import slow_but
 

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from evenstep.exceptions import WorkerLostError
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Balancer
-from evenstep.torch._exchange._stuck import (
+from evenstep.torch._exchange._startup import (
     break_off,
     is_in_collective,
     num_collectives,

@@ -9,7 +9,7 @@ import torch
 from evenstep._nested_tensors import input_size
 from evenstep.exceptions import EvenstepWarning
 from evenstep.torch._step._batch_checks import UntrackedSteps
-from evenstep.torch._step._output_looks import OutputWatch, look_at
+from evenstep.torch._step._reductions import OutputWatch, look_at
 from evenstep.torch._step._tickets import StepState, Ticket, Tickets
 
 

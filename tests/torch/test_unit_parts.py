@@ -21,15 +21,13 @@ from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Bounds, Runtime, check_loss
 from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data._step import with_units
-from evenstep.torch._memory._layout import Layout
-from evenstep.torch._memory._retries import Retries
+from evenstep.torch._memory import Layout, Retries
 from evenstep.torch._model._models import PreparedModels
 from evenstep.torch._model._units import UnitCounter
 from evenstep.torch._model._weighting import Backward, scale
-from evenstep.torch._step._compile_watch import CompileWatch
-from evenstep.torch._step._marks import Recorder
-from evenstep.torch._step._meter import StepMeter
+from evenstep.torch._step._marks import Recorder, StepMeter
 from evenstep.torch._step._reductions import ForwardRecord
+from evenstep.torch._step._reporter import CompileWatch
 from evenstep.torch._step._tickets import Match
 from evenstep.torch._step._tracker import StepTracker
 

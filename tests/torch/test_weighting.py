@@ -20,7 +20,7 @@ from evenstep.testing import run_workers
 from evenstep.torch._model._compiled import InertHook, OuterHooks
 from evenstep.torch._model._weighting import Backward, ForwardHook, feeds_back
 from evenstep.torch._model._weighting import scale as scale_by_use
-from evenstep.torch._step._output_looks import look_at
+from evenstep.torch._step._reductions import look_at
 from evenstep.torch._step._tickets import Match
 
 from .in_place import CASES, OURS, REFUSED, found_in

@@ -17,7 +17,7 @@ from ..claims import Hybrid
 from ..claims._step_claims import Claim, StepClaims
 from ..events import Hook
 from ._answers import MOST_KEPT, Answers, Stop
-from ._channel import StarChannel
+from ._channel import Data, StarChannel
 from ._decisions import Decisions
 from ._divergence import DivergenceCheck
 from ._loss_checks import LossScales, NotFinite
@@ -35,7 +35,6 @@ from ._message_kinds import (
 from ._progress import STEPS, UNITS, ProgressReporter
 from ._router import Extension, Router
 from ._threads import Framework
-from ._wire import Data
 
 _KEPT_STEPS = 4  # ranks are at most a step apart: no rank claims from an older one
 

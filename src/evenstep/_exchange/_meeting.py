@@ -16,8 +16,7 @@ from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Any, NamedTuple, final
 
-from ._threads import process_name
-from ._wire import (
+from ._channel import (
     VERSION,
     Frame,
     Peer,
@@ -28,6 +27,7 @@ from ._wire import (
     num_missing,
     text_of,
 )
+from ._threads import process_name
 from ._world_check import listed
 
 _NONCE = 16  # bytes of each random text

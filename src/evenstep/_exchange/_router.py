@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Protocol, final
 
-from ._channel import StarChannel
+from ._channel import Data, StarChannel
 from ._internal import fault_in_words, log_fault
 from ._message_kinds import Message, MessageError, RankLost, read, written
-from ._wire import Data
 
 
 class Part(Protocol):

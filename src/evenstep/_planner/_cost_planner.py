@@ -25,8 +25,7 @@ from ._base import AbstractPlanner, held, rejected
 from ._job import Job
 from ._learnt import BY_COST, Learnt
 from ._memory_caps import SizeCaps
-from ._plan import Outcome, Plan, PlanCosts
-from ._report import Readings, Report, Work, lasted_s
+from ._plan import Outcome, Plan, PlanCosts, Readings, Report, Work, lasted_s
 from ._sample_costs import SampleCosts
 from ._whatif import SplitCosts, measured
 

@@ -12,8 +12,7 @@ from ..events import Event, MemoryCapped, SizesHeld
 from ..timemodels._memory_model import UNSEEN, MemoryModel
 from ._job import Job
 from ._learnt import rows
-from ._plan import Plan
-from ._report import Report
+from ._plan import Plan, Report
 from ._sample_costs import SampleCosts
 
 

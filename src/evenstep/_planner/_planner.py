@@ -22,13 +22,11 @@ from ..events import (
 from ..policies import AbstractPolicy, Equal
 from ..policies._base import check_decision
 from ..timemodels._memory_model import MemoryModel
-from ._base import AbstractPlanner, UserMistake, blaming, held, in_words, rejected
-from ._claim_switch import ClaimSwitch
+from ._base import AbstractPlanner, ClaimSwitch, UserMistake, blaming, held, in_words, rejected
 from ._job import Job
 from ._learnt import BY_COST, Learnt, Start, columns
 from ._memory_caps import MemoryCaps
-from ._plan import Outcome, Plan, make_plan
-from ._report import Reading, Readings, Report, apart, lasted_s, timings_of
+from ._plan import Outcome, Plan, Reading, Readings, Report, apart, lasted_s, make_plan, timings_of
 from ._whatif import SplitCosts, WhatIf, measured
 
 _WEIGHT = 0.1  # of the newest step, in what a sample usually takes

@@ -12,11 +12,9 @@ from .._types import Cluster, FloatArray, IntArray, StepTimings
 from ..events import StepMeasured
 from ..policies._base import READING_S
 from ..prediction._affine_filter import AffineFilter
-from ..solve._allocate import allocate, makespan_s
-from ..solve._apportion import apportion
+from ..solve._allocate import allocate, apportion, makespan_s
 from ..timemodels._curves import AffineTime
-from ._plan import Plan
-from ._report import LONG_STEP, Reading, Readings, Report
+from ._plan import LONG_STEP, Plan, Reading, Readings, Report
 
 _WORTH_A_WORD = 0.02
 _FITS = 8  # for which the splits of one count: with 256 ranks they take a fifth of rank 0's time

@@ -1,4 +1,4 @@
-"""What balancers of every framework are made with: how a run is watched, where its ranks meet."""
+"""What a run is opened with in every framework, where its ranks meet, what it reports of itself."""
 
 from __future__ import annotations
 
@@ -8,11 +8,91 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from .._exchange._channel import StarChannel
+from .._exchange._exchange import Exchange
 from .._exchange._meeting import connect_star
-from ..events import Hook
+from .._planner import AbstractPlanner, Job
+from .._telemetry import Fanout, Outlet, close_all, open_outlets, versions_here
+from ..events import Hook, RunEnded, RunStarted
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, by_name
 from ..policies._base import check_policy
+from ._estimates import Estimates
+
+
+@dataclass(frozen=True, slots=True)
+class RunSettings:
+    """What a run is opened with in every framework.
+
+    Attributes:
+        policy: decides the sizes.
+        job: what is planned for.
+        num_steps: optimizer steps in an epoch.
+        estimates: what an earlier run has learnt about the workers.
+    """
+
+    policy: AbstractPolicy[Any]
+    job: Job
+    num_steps: int
+    estimates: Estimates
+
+
+class RunRecord:
+    """The events of a run on this rank, from before its exchange is open until after its end.
+
+    Args:
+        runtime: names the sinks.
+        speaks: whether this rank has them.
+
+    Attributes:
+        emit: takes an event.
+    """
+
+    def __init__(self, runtime: AbstractRuntime, *, speaks: bool) -> None:
+        self._outlets: list[Outlet] = []
+        if speaks:
+            self._outlets = open_outlets(
+                runtime.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
+            )
+        self.emit: Hook = Fanout(self._outlets)
+
+    def start(self) -> None:
+        """Start the threads of the sinks."""
+        for outlet in self._outlets:
+            outlet.start()
+
+    def end(self, num_steps: int | None) -> None:
+        """Have the sinks take what is left, after the steps of the run where this rank led it."""
+        if num_steps is not None:
+            self.emit(RunEnded(num_steps))
+        close_all(self._outlets)
+
+
+def lead(
+    exchange: Exchange,
+    planner: AbstractPlanner,
+    settings: RunSettings,
+    emit: Hook,
+    *,
+    hosts: Sequence[str],
+    devices: Sequence[str],
+    workers: Sequence[str],
+) -> None:
+    """Begin a run on rank 0: report it, restore what was learnt, and plan the first step."""
+    emit(
+        RunStarted(
+            world_size=settings.job.world_size,
+            global_batch_size=settings.job.global_batch_size,
+            num_steps=settings.num_steps,
+            policy=repr(settings.policy),
+            hosts=tuple(hosts),
+            devices=tuple(devices),
+            versions=versions_here(),
+        )
+    )
+    restored = settings.estimates.apply(planner, workers)
+    if restored is not None:
+        emit(restored)
+    exchange.lead(planner)
 
 
 class AllRanks(Protocol):

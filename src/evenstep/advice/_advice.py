@@ -9,8 +9,7 @@ import numpy as np
 
 from .._types import Cluster, IntArray
 from ..exceptions import invalid
-from ..solve._allocate import allocate, makespan_s
-from ..solve._apportion import apportion
+from ..solve._allocate import allocate, apportion, makespan_s
 from ..timemodels._curves import AffineTime
 
 

@@ -6,11 +6,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from .._types import FloatArray, IntArray
-from .._valid import sizes_of
+from .._types import FloatArray, IntArray, sizes_of
 from ..exceptions import invalid
-from ._base import BoolArray
-from ._schemes import Hybrid
+from ._schemes import BoolArray, Hybrid
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ from ..exceptions import invalid
 from ..torch import Balancer
 from ..torch._exchange._crew import is_off
 from ..torch._fabric import with_own_sampler
-from ..torch._model._fsdp import fsdp_layers
+from ..torch._model._sharded import fsdp_layers
 from ._library import callback_base, hook_of, take_up_position, takes_loader, weigh_batch
 
 _TUNERS = {"BatchSizeFinder", "LearningRateFinder"}

@@ -3,8 +3,7 @@
 from ._auto import Auto
 from ._base import AbstractPolicy
 from ._by_name import by_name
-from ._fixed import Equal, Fixed
-from ._wrappers import Deadband, Every
+from ._simple import Deadband, Equal, Every, Fixed
 from .papers._dbs import Dbs
 from .papers._dynamic_batching import DynamicBatching
 from .papers._lb_bsp import LbBsp2018, LbBsp2020

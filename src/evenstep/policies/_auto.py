@@ -8,11 +8,9 @@ from typing import Any, ClassVar, NamedTuple, final
 
 import numpy as np
 
-from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings
-from .._valid import check_fields
+from .._types import Cluster, Decision, FloatArray, IntArray, StepTimings, check_fields
 from ..prediction._affine_filter import AffineFilter
-from ..solve._allocate import allocate, ends_within, makespan_s
-from ..solve._apportion import apportion
+from ..solve._allocate import allocate, apportion, ends_within, makespan_s
 from ..timemodels._curves import AffineTime
 from ._bank import Bank
 from ._base import (

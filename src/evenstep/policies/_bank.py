@@ -8,8 +8,7 @@ from typing import Any, final
 
 import numpy as np
 
-from .._types import Cluster, FloatArray, Resources
-from .._valid import check_fields, check_range, own
+from .._types import Cluster, FloatArray, Resources, check_fields, check_range, own
 from ..prediction import AbstractPredictor, Ar, Ema, Holt, LocalLevel, Seasonal, WindowMedian
 from ..timemodels._curves import AffineTime
 from ._base import equal_split

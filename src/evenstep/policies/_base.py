@@ -12,7 +12,7 @@ import numpy as np
 
 from .._types import Cluster, Decision, IntArray, State, StepTimings
 from ..exceptions import invalid
-from ..solve._apportion import apportion
+from ..solve._allocate import apportion
 
 READING_S = 0.05
 """Seconds for which policies combine short steps, by the time from batch to batch.

@@ -13,8 +13,7 @@ from typing import Any, Final, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._types import FloatArray, IntArray
-from .._valid import check_fields
+from .._types import FloatArray, IntArray, check_fields
 from ..exceptions import invalid
 from ..timemodels._curves import AffineTime
 

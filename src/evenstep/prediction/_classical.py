@@ -8,8 +8,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._types import FloatArray, IntArray, Resources
-from .._valid import check_fields
+from .._types import FloatArray, IntArray, Resources, check_fields
 from ._base import AbstractPredictor, positive
 
 _EVERY = 8  # steps between two looks at the same worker

@@ -9,8 +9,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._types import FloatArray, Resources
-from .._valid import check_fields
+from .._types import FloatArray, Resources, check_fields
 from ._base import AbstractPredictor, positive
 from ._classical import LocalLevel
 

@@ -8,8 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._types import IntArray
-from .._valid import sizes_of
+from .._types import IntArray, sizes_of
 from ..exceptions import invalid
 
 # Former owners remembered per slot. With fewer a slot still goes to a rank that gains; only the

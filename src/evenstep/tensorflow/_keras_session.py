@@ -17,8 +17,7 @@ from .._exchange._exchange import Exchange
 from .._exchange._world_check import Facts, difference
 from .._planner import Learnt, Plan, Planner
 from .._run._machine_reader import machine_reader_of
-from .._run._run_record import RunRecord, RunSettings, lead
-from .._run._runtime import AbstractRuntime, open_channel
+from .._run._runtime import AbstractRuntime, RunRecord, RunSettings, lead, open_channel
 from ..exceptions import invalid
 from ._source import Row, check_same_samples
 from ._strategy_workers import TENSORFLOW, ServiceRanks, StrategyWorkers, lost_behind

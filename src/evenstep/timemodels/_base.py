@@ -10,8 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._types import FloatArray, IntArray
-from .._valid import check_ranks, own
+from .._types import FloatArray, IntArray, check_ranks, own
 from ..exceptions import invalid
 
 

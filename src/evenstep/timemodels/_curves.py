@@ -17,8 +17,7 @@ from typing import Final, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._types import FloatArray, IntArray
-from .._valid import own
+from .._types import FloatArray, IntArray, own
 from ..exceptions import invalid
 from ._base import AbstractTimeModel, Profile, alike, bisect_batch, costs, counts
 

@@ -7,8 +7,7 @@ from typing import final
 
 import numpy as np
 
-from .._types import FloatArray, IntArray
-from .._valid import check_fields
+from .._types import FloatArray, IntArray, check_fields
 
 # Per worker: sizes visited and their highest peaks, ascending and padded in front with zeros,
 # both (world_size, SLOTS); the newest capacity in bytes, (world_size,), 0 where unknown.

@@ -19,10 +19,10 @@ from .._run._runtime import checked_policy, checked_reduction
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from . import _arguments as arguments
+from ._data._prepare import ServerEval
 from ._data.compare._content import read_cost
 from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._eval import EvalLoader, Lockstep
-from ._data.loaders._server import ServerEval
 from ._exchange._crew import OFF, SWITCH, Crew, is_off
 from ._exchange._side_group import Alone, SideGroup
 from ._fabric import as_wrapped, unwrapped, wrapped_loader

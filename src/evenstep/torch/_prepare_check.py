@@ -34,7 +34,7 @@ from ._data.compare._stated import (
     shard_of,
 )
 from ._model._compiled import ddp_of
-from ._model._fsdp import fsdp_layers
+from ._model._sharded import fsdp_layers
 from ._options import Runtime
 
 Listing = dict[str, str]

@@ -13,27 +13,24 @@ from torch.utils.data import DataLoader
 
 from .._exchange._mailbox import Mailbox
 from .._planner import Bounds, Cost, Job
-from .._run._clue_reader import ClueReader
+from .._run._machine_reader import ClueReader
 from .._torch_clock import clock_of
 from .._types import IntArray
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Equal
-from ._checks._script_checks import Checks
-from ._data._prepare import agreed_batch_size, balanced_loader, check_is_loader
+from ._data._prepare import ServerLoader, agreed_batch_size, balanced_loader, check_is_loader
 from ._data._protocols import Collectives, LoaderSession
 from ._data._step import StepCount
 from ._data.compare._content import read_cost
 from ._data.deal._stream_deal import StreamKind
 from ._data.loaders._base import AbstractStepLoader, StepContext
-from ._data.loaders._server import ServerLoader
 from ._data.loaders._stream import StreamLoader
-from ._data.order._samplers import draws_at_random
+from ._data.order._drawing import draws_at_random
 from ._exchange._crew import Crew
 from ._exchange._side_group import Alone, SideGroup
 from ._exchange._startup import roll_call
 from ._fabric import FabricLoader, as_wrapped, still_wrapped, wrapped_loader, wrapped_model
-from ._memory._layout import layout_by
-from ._memory._retries import Retries
+from ._memory import Retries, layout_by
 from ._model._compiled import check_compiled, ddp_of
 from ._model._models import (
     BalancedModel,
@@ -48,7 +45,8 @@ from ._model._self_test import self_test
 from ._model._units import Unit, UnitCounter, counter_of, warned_of_tokens
 from ._model._weighting import Backward
 from ._options import Runtime
-from ._step._compile_watch import CompileWatch
+from ._script_checks import Checks
+from ._step._reporter import CompileWatch
 from ._step._tracker import StepTracker
 from ._unequal_links import open_reduction, service_of
 

@@ -19,8 +19,7 @@ from .._host import GarbageClock
 from .._planner import AbstractPlanner, ClaimSwitch, CostPlanner, Job, Plan, Planner
 from .._run._estimates import Estimates
 from .._run._machine_reader import machine_reader_of
-from .._run._run_record import RunRecord, RunSettings, lead
-from .._run._runtime import open_channel
+from .._run._runtime import RunRecord, RunSettings, lead, open_channel
 from .._torch_clock import alloc_retries
 from ..claims import Hybrid
 from ..events import Event, Hook
@@ -31,8 +30,14 @@ from ._data._prepare import num_steps_of
 from ._data.loaders._stream import StreamLoader
 from ._exchange._crew import Crew
 from ._exchange._side_group import PeerGroup
-from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
-from ._exchange._stuck import TORCH, break_off, ports_of_store
+from ._exchange._startup import (
+    TORCH,
+    WorkerFacts,
+    addresses_of,
+    break_off,
+    gather_facts,
+    ports_of_store,
+)
 from ._model._models import device_of
 from ._model._wrapping import Wrapping
 from ._options import CudaMemory, Runtime

@@ -12,8 +12,7 @@ from .._exchange._progress import COMPILING_TIMES
 from .._run._runtime import open_channel
 from ..exceptions import invalid
 from ._exchange._crew import ROLE, Crew
-from ._exchange._startup import WorkerFacts, addresses_of, gather_facts
-from ._exchange._stuck import TORCH
+from ._exchange._startup import TORCH, WorkerFacts, addresses_of, gather_facts
 from ._options import Runtime
 
 if TYPE_CHECKING:

@@ -25,7 +25,7 @@ from tensorflow.python.eager import context  # not public: it has the service
 
 from .._diagnosis import Phase, StepClues, time_by_phase
 from .._host import GarbageClock, HostReader
-from .._valid import check_range
+from .._types import check_range
 from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
 from ..tensorflow._training_steps import after, is_woven, weave
 from ._courier import RecordSender, ends_of, say_off

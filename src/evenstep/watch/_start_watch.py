@@ -14,7 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
 
-from .._valid import check_range
+from .._types import check_range
 from ..exceptions import invalid
 
 SITE = Path(__file__).parent / "_site"

@@ -17,8 +17,8 @@ from evenstep.network._messages import Shares, SharesReport
 from evenstep.network._torch._serving import ServerWatch
 from evenstep.testing import run_workers
 from evenstep.torch import Network, Runtime
+from evenstep.torch._data._prepare import ServerEval
 from evenstep.torch._data.loaders._eval import EvalLoader
-from evenstep.torch._data.loaders._server import ServerEval
 from evenstep.torch._exchange._crew import Said, agreed_servers
 from evenstep.torch._unequal_links import timeout_s
 

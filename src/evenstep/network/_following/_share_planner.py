@@ -11,8 +11,7 @@ from typing import Any, final
 import numpy as np
 
 from ..._planner import UserMistake, blaming
-from ..._types import FloatArray
-from ..._valid import check_range
+from ..._types import FloatArray, check_range
 from ...events import (
     Event,
     ExchangeMeasured,

@@ -8,8 +8,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._types import FloatArray
-from ..._valid import check_range, check_ranks, own
+from ..._types import FloatArray, check_range, check_ranks, own
 from ...exceptions import invalid
 
 BoolArray = NDArray[np.bool_]

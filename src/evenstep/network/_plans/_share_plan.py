@@ -9,10 +9,9 @@ from typing import Any, Self, final
 
 import numpy as np
 
-from ..._types import Cluster, FloatArray
-from ..._valid import check_range
+from ..._types import Cluster, FloatArray, check_range
 from ...exceptions import invalid
-from ...solve._apportion import apportion, in_proportion
+from ...solve._allocate import apportion, in_proportion
 from ._aggregation import Aggregation, Links
 from ._duration import check_shares, exchange_s, ring_s
 from ._optimum import lower_bound_s

@@ -8,8 +8,7 @@ from typing import Any, ClassVar, Generic, final
 
 import numpy as np
 
-from ..._types import FloatArray, State
-from ..._valid import check_fields
+from ..._types import FloatArray, State, check_fields
 from ._aggregation import Aggregation, Links, check_world
 from ._duration import exchange_s
 from ._optimum import equal_shares, formula_shares, optimal_shares

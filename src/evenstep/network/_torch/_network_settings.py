@@ -8,7 +8,7 @@ from typing import Any, Final, Literal
 
 import torch
 
-from ..._valid import check_fields
+from ..._types import check_fields
 from ...exceptions import invalid
 from .._plans._share_policies import (
     AbstractSharePolicy,

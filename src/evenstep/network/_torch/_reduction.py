@@ -13,8 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
 from ..._exchange._message_kinds import SharesReport
-from ..._exchange._observer import StepObserver
 from ..._private_torch import process_groups
+from ..._run._step_state import StepObserver
 from ...events import Hook
 from ...exceptions import invalid
 from .._following._share_planner import SharePlanner

@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from time import monotonic
 from typing import final
 
-from ..._exchange._channel import StarChannel
+from ..._exchange._channel import Data, StarChannel
 from ..._exchange._lost_ranks import FailureWatch, lost_worker
 from ..._exchange._message_kinds import (
     Answer,
@@ -26,7 +26,6 @@ from ..._exchange._message_kinds import (
     written,
 )
 from ..._exchange._threads import Framework
-from ..._exchange._wire import Data
 from ...exceptions import WorkerLostError
 from ._reduction import Reduction
 

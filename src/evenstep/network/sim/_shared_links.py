@@ -9,8 +9,7 @@ from typing import Any, final
 import numpy as np
 
 from ..._planner import Planner
-from ..._types import Cluster, FloatArray, IntArray, StepTimings
-from ..._valid import check_fields, check_range
+from ..._types import Cluster, FloatArray, IntArray, StepTimings, check_fields, check_range
 from ...events import Event
 from ...exceptions import invalid
 from ...policies import AbstractPolicy, by_name

@@ -7,9 +7,8 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from ..._types import Cluster, Decision, IntArray, StepTimings
-from ..._valid import check_fields
-from ...solve._apportion import apportion
+from ..._types import Cluster, Decision, IntArray, StepTimings, check_fields
+from ...solve._allocate import apportion
 from .._base import AbstractPolicy, equal_split, refit, with_floor
 
 

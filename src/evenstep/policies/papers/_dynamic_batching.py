@@ -9,10 +9,9 @@ from typing import Any, ClassVar, final
 import numpy as np
 from numpy.typing import NDArray
 
-from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
-from ..._valid import check_fields
+from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings, check_fields
 from ...exceptions import invalid
-from ...solve._apportion import apportion
+from ...solve._allocate import apportion
 from .._base import AbstractPolicy, equal_split, with_floor
 from ._moves import see
 

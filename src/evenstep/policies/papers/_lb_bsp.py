@@ -8,12 +8,10 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from ..._types import Cluster, Decision, FloatArray, StepTimings
-from ..._valid import check_fields
+from ..._types import Cluster, Decision, FloatArray, StepTimings, check_fields
 from ...exceptions import invalid
 from ...prediction import AbstractPredictor, Narx
-from ...solve._allocate import allocate
-from ...solve._apportion import apportion
+from ...solve._allocate import allocate, apportion
 from ...timemodels import AbstractTimeModel
 from .._base import AbstractPolicy, equal_split, with_floor
 from ._moves import Pair, find_pair, moved, overshoots, see, spread

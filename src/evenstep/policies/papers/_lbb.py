@@ -7,8 +7,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings
-from ..._valid import check_fields
+from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings, check_fields
 from ...exceptions import invalid
 from ...solve._allocate import allocate
 from ...timemodels import CubicTime

@@ -23,7 +23,7 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from ..._exchange._wire import VERSION, ProtocolError, check_versions
+from ..._exchange._channel import VERSION, ProtocolError, check_versions
 from ..._planner import Plan
 from ..._private_torch import process_groups
 from ...exceptions import invalid

@@ -17,13 +17,21 @@ from ..._private_torch import LocalNorm, backward_number, comes_to, original_of,
 from ..._warning import OneWarning, warn
 from ...exceptions import invalid
 from .._data._protocols import ANEW
-from .._step._compile_watch import CompileWatch
 from .._step._reductions import ForwardRecord
+from .._step._reporter import CompileWatch
 from .._step._tracker import StepTracker
 from ._compiled import OuterHooks, check_compiled, compiled_parts, ddp_of, hooks_on, is_compiled
-from ._deepspeed import check_engine, is_engine
-from ._fsdp import Shards, check_fsdp, device_of_fsdp, fsdp_layers, is_fsdp, refuse_other_kinds
 from ._sample_draws import SampleDraws, check_draws
+from ._sharded import (
+    Shards,
+    check_engine,
+    check_fsdp,
+    device_of_fsdp,
+    fsdp_layers,
+    is_engine,
+    is_fsdp,
+    refuse_other_kinds,
+)
 from ._weighting import Backward, ForwardHook
 
 

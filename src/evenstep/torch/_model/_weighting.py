@@ -29,9 +29,8 @@ from ..._private_torch import address_of, adds_to, at_end_of_backward, backward_
 from ...exceptions import invalid
 from .._step._batch_checks import UnknownBatch
 from .._step._batch_memory import has_memory
-from .._step._compile_watch import CompileWatch
-from .._step._output_looks import look_at
-from .._step._reductions import ForwardRecord
+from .._step._reductions import ForwardRecord, look_at
+from .._step._reporter import CompileWatch
 from .._step._tickets import known, not_averaged
 from .._step._tracker import StepTracker
 

@@ -22,18 +22,16 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
-from ..._exchange._observer import StepObserver
 from ..._planner import Bounds
 from ..._private_torch import CollectiveCount, check_reduced, meet
-from ..._run._clue_reader import ClueReader
+from ..._run._machine_reader import ClueReader
+from ..._run._step_state import StepObserver
 from ..._torch_clock import clock_of
 from ..._warning import warn
 from ...exceptions import invalid
 from ...policies import AbstractPolicy, Equal, Fixed
-from .._step._marks import Recorder
-from .._step._meter import BlindMeter, StepMeter
-from ._deepspeed import is_engine, refuse_micro_batches
-from ._fsdp import Shards
+from .._step._marks import BlindMeter, Recorder, StepMeter
+from ._sharded import Shards, is_engine, refuse_micro_batches
 
 if TYPE_CHECKING:
     from ._models import BalancedModel
@@ -54,7 +52,7 @@ from ..._private_torch import (
     wait_for_gather,
     wait_for_reduction,
 )
-from ._deepspeed import BACKEND, CALLS, COMM
+from ._sharded import BACKEND, CALLS, COMM
 
 
 @final

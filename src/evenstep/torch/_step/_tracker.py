@@ -14,18 +14,15 @@ import torch
 from ..._diagnosis import Phase
 from ..._exchange._exchange import Exchange
 from ..._exchange._lost_ranks import LostRanks
-from ..._exchange._observer import StepObserver, called_by
 from ..._planner import Plan
-from ..._run._step_state import LoopPosition, StepState
+from ..._run._step_state import LoopPosition, StepObserver, StepState, called_by
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._side_group import PeerGroup
 from ._batch_checks import UntrackedSteps
-from ._compile_watch import CompileWatch
 from ._marks import MOST_NOTES, Looks, Recorder
-from ._output_looks import OutputWatch
-from ._reductions import ForwardRecord, ReductionLedger, Weights
-from ._reporter import Measure, Reporter
+from ._reductions import ForwardRecord, OutputWatch, ReductionLedger, Weights
+from ._reporter import CompileWatch, Measure, Reporter
 from ._tickets import Match, Ticket, Tickets
 
 _NUM_PEEKED = 4  # first batches of a loop, before it shows whether it fetches ahead

@@ -24,7 +24,7 @@ from ...._warning import warn
 from ....exceptions import invalid
 from .._protocols import Collectives
 from ..fetch._loader_workers import asked, fetch, seed_all
-from ..order._samplers import length_of
+from ..order._drawing import length_of
 from ._stated import SEEDED
 
 _LOGGER = logging.getLogger("evenstep")

@@ -37,8 +37,7 @@ from ...._exchange._world_check import qualified, refusal
 from ....exceptions import invalid
 from .._protocols import Collectives
 from ..fetch._loader_workers import same_chance, seed_all
-from ..order._drawing import Draws
-from ..order._samplers import has_own_batches, length_of
+from ..order._drawing import Draws, has_own_batches, length_of
 
 # Without anything that depends on the rank, or taken apart instead of drawn.
 _STOCK = (SequentialSampler, RandomSampler, WeightedRandomSampler, DistributedSampler, Draws)

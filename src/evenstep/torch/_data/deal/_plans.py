@@ -15,7 +15,7 @@ from ...._types import IntArray
 from ....claims._step_claims import Claim
 from ....exceptions import invalid
 from ....solve import WorkerCosts, partition
-from ....solve._apportion import cut, in_proportion, scaled
+from ....solve._allocate import cut, in_proportion, scaled
 from ....solve._deal import Deal
 from ._by_cost import Assigned, CostDeal
 

@@ -11,7 +11,7 @@ import numpy as np
 from ...._planner import UNKNOWN, Cost, Plan, SampleCosts
 from ...._types import IntArray
 from ....exceptions import invalid
-from ....solve._apportion import scaled
+from ....solve._allocate import scaled
 from .._protocols import LoaderRanks
 from ._by_cost import Assigned, CostDeal
 

@@ -12,7 +12,7 @@ import sys
 import traceback
 import warnings
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -35,21 +35,23 @@ _WORKER_S = 30.0  # within which a loader worker has to start and answer a quest
 
 
 @contextmanager
-def same_chance() -> Iterator[None]:
-    """Keep the random states of torch, numpy and Python as they are, whatever is drawn inside."""
-    python, own = random.getstate(), torch.get_rng_state()
+def same_chance(devices: Iterable[int] = ()) -> Iterator[None]:
+    """Keep the random states of torch, numpy and Python as they are, whatever is drawn inside.
+
+    Args:
+        devices: of CUDA whose states are kept, beside the current one.
+    """
+    current = {torch.cuda.current_device()} if torch.cuda.is_initialized() else set()  # type: ignore[no-untyped-call]
+    python = random.getstate()
     numpy = sys.modules.get("numpy.random")
     legacy = None if numpy is None else numpy.get_state()
-    on_cuda = torch.cuda.get_rng_state() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     try:
-        yield
+        with torch.random.fork_rng(sorted(current.union(devices)), device_type="cuda"):
+            yield
     finally:
         random.setstate(python)
-        torch.set_rng_state(own)
         if numpy is not None:
             numpy.set_state(legacy)
-        if on_cuda is not None:
-            torch.cuda.set_rng_state(on_cuda)
 
 
 def seed_all(seed: int) -> None:

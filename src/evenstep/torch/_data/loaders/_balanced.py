@@ -31,15 +31,14 @@ from .._step import (
 from ..deal._by_cost import CostDeal, Indices, SeenLengths
 from ..deal._plans import EpochSteps, PlanBook, StepSpan
 from ..fetch._loader_workers import with_parts
-from ..fetch._prefetch import BatchSource, source_of
-from ..fetch._sources import EpochKeys, Feed, FetchCounts, seeded
+from ..fetch._sources import BatchSource, EpochKeys, Feed, FetchCounts, seeded, source_of
+from ..order._drawing import pass_epoch
 from ..order._global_order import (
     EpochOrder,
     GlobalOrder,
     LoopStart,
     goes_on,
 )
-from ..order._samplers import pass_epoch
 from ._base import AbstractStepLoader, StepContext
 from ._claimed import Claimed
 

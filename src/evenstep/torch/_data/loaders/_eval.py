@@ -18,8 +18,8 @@ from ....exceptions import invalid
 from .._protocols import Collectives, LoaderSession
 from ..deal._plans import forwards, forwards_by_cost, forwards_of_steps
 from ..fetch._loader_workers import with_parts
+from ..order._drawing import pass_epoch
 from ..order._global_order import GlobalOrder
-from ..order._samplers import pass_epoch
 from ._base import AbstractLoader
 
 Lockstep = bool | Literal["steps"]

@@ -27,7 +27,7 @@ from ..deal._by_cost import Assigned
 from ..deal._stream_deal import OwnShards, SameStream, StreamDeal, StreamKind, StreamStock
 from ..fetch._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
 from ..fetch._loader_workers import inner_loader, pinning
-from ..order._samplers import check_iterates, pass_epoch
+from ..order._drawing import check_iterates, pass_epoch
 from ._base import AbstractStepLoader, StepContext
 
 

@@ -17,8 +17,17 @@ from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import ANEW, RankGroup, ShareInts
 from ..deal._plans import EpochSteps
-from ._drawing import Chance, Draws, OrderBlocks, blocks_of, integers
-from ._samplers import GlobalBatches, check_order, has_own_batches, length_of
+from ._drawing import (
+    Chance,
+    Draws,
+    GlobalBatches,
+    OrderBlocks,
+    blocks_of,
+    check_order,
+    has_own_batches,
+    integers,
+    length_of,
+)
 
 _LEAST_BLOCK = 1 << 14
 _BLOCK_STEPS = 64  # more than loader workers fetch ahead

@@ -19,8 +19,8 @@ from torch.nn.utils.parametrize import ParametrizationList
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils.hooks import RemovableHandle
 
-from ..._nested_tensors import tensors_in
-from ..._private_torch import (
+from .._nested_tensors import tensors_in
+from .._private_torch import (
     adds_to,
     at_end_of_backward,
     backward_number,
@@ -28,14 +28,14 @@ from ..._private_torch import (
     version_kept,
     version_of,
 )
-from ..._warning import OneWarning, warn
-from ...exceptions import invalid
-from .._data._step import StepCount
-from .._model._compiled import UncompiledHook
-from .._model._models import BalancedModel, NestedBackwards, PreparedModels
-from .._model._weighting import Backward, nodes_behind
-from .._step._marks import Looks
-from .._step._tracker import StepTracker
+from .._warning import OneWarning, warn
+from ..exceptions import invalid
+from ._data._step import StepCount
+from ._model._compiled import UncompiledHook
+from ._model._models import BalancedModel, NestedBackwards, PreparedModels
+from ._model._weighting import Backward, nodes_behind
+from ._step._marks import Looks
+from ._step._tracker import StepTracker
 
 _HOLDERS = (torch.Tensor, list, tuple, dict)
 _GRAD_FN = attrgetter("grad_fn")

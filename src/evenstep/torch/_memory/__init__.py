@@ -1,1 +1,0 @@
-"""What fits: peaks that are read, limits found by trial, forwards run again in parts."""
