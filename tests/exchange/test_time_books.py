@@ -4,16 +4,13 @@ import socket
 import threading
 
 import pytest
-from msgspec.structs import replace
 
 from evenstep._diagnosis import HostClues, Phase, StepClues
 from evenstep._exchange._channel import Peer, Wire
 from evenstep._exchange._decisions import Decisions, TimeBooks
 from evenstep._exchange._exchange import ReportQueue
 from evenstep._exchange._message_kinds import (
-    CluesReport,
     HoldNothing,
-    HostReport,
     StepReports,
     TimesReport,
     read,
@@ -47,7 +44,7 @@ def run(books, clock, steps, *, late):
         for rank in (0, 1):
             waits = late is not None and rank != late
             us = {"waited_us": 50_000} if waits else {"input_us": 50_000 * (rank == late)}
-            is_enough = books.add(rank, step, row(**us))
+            is_enough = books.add(rank, TimesReport(step, row(**us)))
         if is_enough:
             books.report()
 
@@ -114,15 +111,10 @@ def loops(books, clock, *, clues=lambda step: None, host=None):
     """Run 100 steps in which rank 1 computes half as long again: what it noticed comes before."""
     for step in range(100):
         clock.now_s += 0.15
-        if (noticed := clues(step)) is not None:
-            books.add_clues(1, step, noticed)
-        if host is not None:
-            for rank in (0, 1):
-                books.add_host(rank, host if rank else HostClues(step, 0.15))
         times = row(waited_us=50_000), row()
         times[1][Phase.FORWARD] = 50_000
-        for rank in (0, 1):
-            is_enough = books.add(rank, step, times[rank])
+        books.add(0, TimesReport(step, times[0], host=host and HostClues(step, 0.15)))
+        is_enough = books.add(1, TimesReport(step, times[1], clues(step), host))
         if is_enough:
             books.report()
     books.end()
@@ -151,8 +143,8 @@ def test_clues_name_what_times_alone_cannot(books, told, clock, clues, host, cau
 @pytest.mark.parametrize(
     ("clue", "cause"),
     [
-        (CluesReport(0, StepClues(gc_us=50_000)), "garbage collection"),
-        (HostReport(HostClues(0, 0.15, run_delay_s=0.05)), "contention"),
+        (StepClues(gc_us=50_000), "garbage collection"),
+        (HostClues(0, 0.15, run_delay_s=0.05), "contention"),
     ],
 )
 def test_clues_arrive_as_messages(told, clock, clue, cause):
@@ -166,11 +158,12 @@ def test_clues_arrive_as_messages(told, clock, clue, cause):
 
     decisions = Decisions(2, lag=0, answers=Soon(), emit=told.append, clock=clock)
     for step in range(50):
-        decisions.received(0, HostReport(HostClues(step, 0.15)))
-        at_step = replace(clue, step=step) if isinstance(clue, CluesReport) else clue
-        decisions.received(1, at_step)
+        noticed = clue if isinstance(clue, StepClues) else None
+        host = clue if isinstance(clue, HostClues) else HostClues(step, 0.15)
         for rank, (computed, waited) in enumerate([(100_000, 50_000), (150_000, 0)]):
-            decisions.received(rank, TimesReport(step, (0, computed, *[0] * 5, waited, 0, 0, 0)))
+            spent_us = (0, computed, *[0] * 5, waited, 0, 0, 0)
+            found = (noticed, host) if rank == 1 else (None, HostClues(step, 0.15))
+            decisions.received(rank, TimesReport(step, spent_us, *found))
     decisions.end()
     (last,) = diagnoses(told)
 
@@ -179,8 +172,7 @@ def test_clues_arrive_as_messages(told, clock, clue, cause):
 
 def test_clues_of_steps_that_are_never_complete_are_dropped(books, told, clock):
     """One rank told no times of them; later steps are diagnosed as they are."""
-    books.add_clues(1, 0, StepClues(gc_us=50_000))
-    books.add(1, 0, row())
+    books.add(1, TimesReport(0, row(), StepClues(gc_us=50_000)))
     run(books, clock, range(1, 100), late=1)
     books.end()
 
@@ -192,7 +184,7 @@ def test_one_rank_waits_for_no_other(told, clock):
     """No diagnosis of it."""
     books = TimeBooks(1, emit=told.append, clock=clock)
     for step in range(50):
-        books.add(0, step, row())
+        books.add(0, TimesReport(step, row()))
     books.end()
 
     assert diagnoses(told) == []
@@ -202,8 +194,8 @@ def test_one_rank_waits_for_no_other(told, clock):
 def test_a_diagnosis_that_raises_is_logged_once_and_the_account_goes_on(books, told, clock, caplog):
     """Here by times that no recorder writes: the account counts what the diagnosis cannot read."""
     run(books, clock, range(50), late=1)
-    books.add(0, 50, [*row(), 7])
-    books.add(1, 50, [*row(), 7])
+    books.add(0, TimesReport(50, [*row(), 7]))
+    books.add(1, TimesReport(50, [*row(), 7]))
     books.report()
     run(books, clock, range(51, 400), late=1)
     books.end()

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from evenstep._diagnosis import Phase
+from evenstep._diagnosis import Phase, StepClues
+from evenstep._exchange._message_kinds import TimesReport
 from evenstep._private_torch import CollectiveCount
 from evenstep._torch_clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch import Balancer
@@ -297,12 +298,11 @@ class Clues:
     def begin_step(self, step, *_):
         self.begun.append(step)
 
-    def reports(self, step):
-        return [f"noticed in {step}"] if step < self.begun[-1] else []
+    def take(self, step):
+        return (StepClues(size=step) if step < self.begun[-1] else None), None
 
 
-def test_what_was_noticed_in_a_step_goes_ahead_of_its_times(watch):
-    """Rank 0 has both by then, and asks for neither."""
+def test_what_was_noticed_in_a_step_goes_with_its_times(watch):
     sent, meter = Straight(), Recorder(StepMeter(HostClock(watch)), clues=Clues())
     reporter = Reporter(sent, meter, CompileWatch(), (), exact=False)
     for step in range(3):
@@ -311,13 +311,15 @@ def test_what_was_noticed_in_a_step_goes_ahead_of_its_times(watch):
         watch.pass_by(1.0)
         meter.end()
         reporter.send(StepState(step, 4, 8, 0.0, None, has_begun=True))
-    kinds = [one if isinstance(one, str) else (type(one).__name__, one.step) for one in sent]
+    kinds = [(type(one).__name__, one.step) for one in sent]
+    noticed = [one.clues.size for one in sent if isinstance(one, TimesReport)]
 
     assert kinds == [
         ("StepReports", 0),
-        *("noticed in 0", ("TimesReport", 0), ("StepReports", 1)),
-        *("noticed in 1", ("TimesReport", 1), ("StepReports", 2)),
+        *(("TimesReport", 0), ("StepReports", 1)),
+        *(("TimesReport", 1), ("StepReports", 2)),
     ]
+    assert noticed == [0, 1]
 
 
 def test_a_model_on_a_stream_of_its_own_is_timed():

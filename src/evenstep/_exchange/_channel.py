@@ -30,7 +30,7 @@ from ._internal import say
 from ._threads import has_ended, process_name
 from ._world_check import refusal
 
-PROTOCOL = 18
+PROTOCOL = 19
 """Version of what ranks say to each other; it grows whenever that changes."""
 
 VERSION = f"{__version__} (protocol {PROTOCOL})"

@@ -32,8 +32,6 @@ from ..events import BalancingStopped, Event, Hook, PolicySlow, StepsAccounted, 
 from ._answers import Answers
 from ._internal import fault_in_words, log_fault
 from ._message_kinds import (
-    CluesReport,
-    HostReport,
     Message,
     PlanRequest,
     StepReports,
@@ -86,24 +84,16 @@ class TimeBooks:
         self._calm_until_s = 0.0
         self._said: set[tuple[str, int | None]] = set()
 
-    def add(self, rank: int, step: int, spent_us: Sequence[int]) -> bool:
+    def add(self, rank: int, times: TimesReport) -> bool:
         """Take in one rank's times of a step; return whether there is enough to report."""
         with self._lock:
-            return self._accounts.add(rank, step, spent_us)
-
-    def add_clues(self, rank: int, step: int, clues: StepClues) -> None:
-        """Take in what one rank noticed in a step, before its times."""
-        if self._diagnoser is not None:
-            with self._lock:
-                self._clues.setdefault(step, {})[rank] = clues
+            if self._diagnoser is not None and times.host is not None:
+                self._hosts.append((rank, times.host))
+            if self._diagnoser is not None and times.clues is not None:
+                self._clues.setdefault(times.step, {})[rank] = times.clues
                 if len(self._clues) > _MOST_CLUES:  # where some rank reports no times at all
                     del self._clues[next(iter(self._clues))]
-
-    def add_host(self, rank: int, clues: HostClues) -> None:
-        """Take in what a rank's process and machine did since its look before."""
-        if self._diagnoser is not None:
-            with self._lock:
-                self._hosts.append((rank, clues))
+            return self._accounts.add(rank, times.step, times.spent_us)
 
     def report(self) -> None:
         """Report the steps that all ranks are through with."""
@@ -192,7 +182,7 @@ class Decisions:
             own, which would be late, and reports to be compared.
     """
 
-    kinds = (StepReports, PlanRequest, TimesReport, CluesReport, HostReport)
+    kinds = (StepReports, PlanRequest, TimesReport)
 
     def __init__(
         self,
@@ -232,13 +222,9 @@ class Decisions:
                 self.take(peer, step, reports)
             case PlanRequest(index):
                 self.answer(index)
-            case TimesReport(step, spent_us):
-                if self._times.add(peer, step, spent_us):
+            case TimesReport():
+                if self._times.add(peer, message):
                     self._answers.later(self._times.report)
-            case CluesReport(step, clues):
-                self._times.add_clues(peer, step, clues)
-            case HostReport(clues):
-                self._times.add_host(peer, clues)
 
     def end(self) -> None:
         """Report the steps that are left, where the time went, and who waited for whom."""

@@ -7,9 +7,9 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from ._message_kinds import (
+    GradientsWrong,
     HoldNothing,
     Message,
-    RanksDiverged,
     Reduced,
     ReductionKey,
     StepsReply,
@@ -35,7 +35,7 @@ class Reductions:
         self._lock = threading.Lock()
         self._reported: defaultdict[ReductionKey, dict[int, Reduced]] = defaultdict(dict)
 
-    def take(self, rank: int, reduced: Reduced) -> RanksDiverged | None:
+    def take(self, rank: int, reduced: Reduced) -> GradientsWrong | None:
         """Take in what a rank reduced; return how it differs from what others did, if it does."""
         key = reduced.model, reduced.number
         with self._lock:
@@ -75,35 +75,35 @@ def _may_be(one: Reduced, other: Reduced) -> bool:
     )
 
 
-def _differing(reported: Mapping[int, Reduced], key: ReductionKey) -> RanksDiverged:
+def _differing(reported: Mapping[int, Reduced], key: ReductionKey) -> GradientsWrong:
     if all(_may_be(one, other) for one in reported.values() for other in reported.values()):
         return _assigned_apart(reported)
     kinds = {rank: _words(one) for rank, one in sorted(reported.items())}
     (most, _), *_ = Counter(kinds.values()).most_common()
     rank = next((rank for rank, words in reversed(kinds.items()) if words != most), max(kinds))
     others = [other for other, words in kinds.items() if words == most and other != rank]
-    return RanksDiverged(
-        rank,
+    return GradientsWrong(
         f"Rank {rank} reduced gradients of {kinds[rank]} together with those of {most} on "
         f"{listed(others)} (reduction {key[1]} of model {key[0]}): that gradient was wrong. Use "
         f"the same batches on every rank, and fetch equally many. To skip a batch, skip it on all "
         f"ranks, by a shared decision such as `balancer.mean(bad) > 0`; where batches are made of "
         f"drawn indices, name those that are used as well: `with balancer.step(indices): ...`.",
+        rank,
     )
 
 
-def _assigned_apart(reported: Mapping[int, Reduced]) -> RanksDiverged:
+def _assigned_apart(reported: Mapping[int, Reduced]) -> GradientsWrong:
     """Say which rank went by another assignment of the same step's samples."""
     sums = {rank: one.checksum for rank, one in sorted(reported.items()) if one.checksum}
     (most, _), *_ = Counter(sums.values()).most_common()
     rank = next(rank for rank, checksum in reversed(sums.items()) if checksum != most)
     others = [other for other, checksum in sums.items() if checksum == most]
-    return RanksDiverged(
-        rank,
+    return GradientsWrong(
         f"Rank {rank} used an assignment of samples with checksum {sums[rank]:#010x} in "
         f"{_words(reported[rank])}, and {listed(others)} used {most:#010x}: that gradient was "
         f"wrong. Either the lengths of `Balancer(cost=...)` differ between ranks, or evenstep has "
         f"a defect: please report it. Continue from the last checkpoint.",
+        rank,
     )
 
 
@@ -129,7 +129,7 @@ class DivergenceCheck:
 
     kinds = (Reduced, StepsRequest, StepsReply)
 
-    def __init__(self, router: Router, *, differ: Callable[[RanksDiverged], None]) -> None:
+    def __init__(self, router: Router, *, differ: Callable[[GradientsWrong], None]) -> None:
         self._router = router
         self._differ = differ
         self._books = Reductions(router.world_size)  # on rank 0
@@ -151,7 +151,7 @@ class DivergenceCheck:
 
         Raises:
             WorkerLostError: a worker was lost before it reported.
-            RanksDivergedError, ValueError: gradients were wrong, on all ranks.
+            GradientsWrongError, ValueError: gradients were wrong, on all ranks.
         """
         self._awaited.add(key)
         try:

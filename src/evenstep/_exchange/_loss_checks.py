@@ -19,7 +19,7 @@ import numpy as np
 from .._types import FloatArray
 from ..events import Hook, LossNotFinite
 from ..exceptions import invalid
-from ._message_kinds import LossRefused, Message, NotFiniteReport, ScaleRow, ScalesReport
+from ._message_kinds import GradientsWrong, Message, NotFiniteReport, ScaleRow, ScalesReport
 from ._router import Router
 
 Slope = Literal["mean", "sum", "between"]
@@ -155,7 +155,7 @@ class LossScales:
         self,
         router: Router,
         *,
-        refuse: Callable[[LossRefused], None],
+        refuse: Callable[[GradientsWrong], None],
         warn: Callable[[str], object],
     ) -> None:
         self._world_size = router.world_size
@@ -190,7 +190,7 @@ class LossScales:
             self._warned.add(news)
             self._warn(f"Up to step {step}, {_SEEN} {_FOUND[news][0]}. {_FOUND[news][1]}")
         elif news is not None and news not in _WARNED:
-            self._refuse(LossRefused(_refusal(self._said, news, step)))
+            self._refuse(GradientsWrong(_refusal(self._said, news, step)))
 
     def _judge(self, reported: Mapping[int, tuple[ScaleRow, ...]]) -> str | None:
         """Return what is new and not as it was said, if anything is."""

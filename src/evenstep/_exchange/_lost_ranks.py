@@ -10,14 +10,7 @@ from typing import Protocol, final
 from .._planner import in_words
 from ..events import Hook, WorkerLost
 from ..exceptions import RanksDivergedError, WorkerLostError
-from ._message_kinds import (
-    CollectiveBroke,
-    Goodbye,
-    LossRefused,
-    Message,
-    RankLost,
-    RanksDiverged,
-)
+from ._message_kinds import CollectiveBroke, Goodbye, GradientsWrong, Message, RankLost
 from ._router import Router
 from ._threads import Framework, end_process, interrupt_thread, limit_end
 
@@ -220,7 +213,7 @@ class LostRanks:
         leave_collective: notes that it is back.
     """
 
-    kinds = (RankLost, RanksDiverged, LossRefused, CollectiveBroke, Goodbye)
+    kinds = (RankLost, GradientsWrong, CollectiveBroke, Goodbye)
 
     def __init__(
         self,
@@ -312,7 +305,7 @@ class LostRanks:
         ends = [goodbye.last_used for goodbye in self._left.values()]
         self.end(RankLost(rank, problem, min([self._steps.newest_done, *ends])))
 
-    def end(self, found: RankLost | RanksDiverged | LossRefused) -> None:
+    def end(self, found: RankLost | GradientsWrong) -> None:
         """End the run, on all ranks, by the first loss or wrong gradient that is found."""
         if self.is_broken:
             return
@@ -343,7 +336,7 @@ class LostRanks:
         match message:
             case RankLost(rank, problem) if self._router.rank == 0:
                 self.lose(rank, problem)
-            case RankLost() | RanksDiverged() | LossRefused():
+            case RankLost() | GradientsWrong():
                 self.end(message)
             case CollectiveBroke():
                 self._break_collective()
@@ -422,12 +415,10 @@ class LostRanks:
         if not self._framework.place_of(thread_id).in_collective:
             interrupt_thread(thread_id)
 
-    def _error(self, found: RankLost | RanksDiverged | LossRefused) -> RuntimeError | ValueError:
+    def _error(self, found: RankLost | GradientsWrong) -> RuntimeError | ValueError:
         match found:
             case RankLost(rank, problem, done):
                 restart = self._framework.restart
                 return lost_worker(rank, self._hosts[rank], problem, done=done, restart=restart)
-            case RanksDiverged(rank, text):
-                return RanksDivergedError(rank, text)
-            case LossRefused(text):
-                return ValueError(text)
+            case GradientsWrong(text, rank):
+                return ValueError(text) if rank is None else RanksDivergedError(rank, text)

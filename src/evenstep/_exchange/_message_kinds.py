@@ -43,26 +43,19 @@ class StepReports(Message):
 
 
 class TimesReport(Message):
-    """To rank 0: the microseconds of each ``Phase`` that a rank spent in a step that is over."""
+    """To rank 0: where the time of a rank went in a step that is over.
 
-    step: int
-    spent_us: tuple[int, ...]
-
-
-class CluesReport(Message):
-    """To rank 0, ahead of ``TimesReport`` of the same step: what a rank noticed beside its times.
-
-    Only where that is something.
+    Attributes:
+        step: the step.
+        spent_us: microseconds in each ``Phase``.
+        clues: what the rank noticed beside them; None where that is nothing.
+        host: what its process and machine went through, once a second or so.
     """
 
     step: int
-    clues: StepClues
-
-
-class HostReport(Message):
-    """To rank 0, once a second or so: what a rank's process and machine went through."""
-
-    clues: HostClues
+    spent_us: tuple[int, ...]
+    clues: StepClues | None = None
+    host: HostClues | None = None
 
 
 class PlanRequest(Message):
@@ -218,12 +211,6 @@ class ScalesReport(Message):
     rows: tuple[ScaleRow, ...]
 
 
-class LossRefused(Message):
-    """From rank 0: the loss is not what the user declared; the text says what it is."""
-
-    text: str
-
-
 class ProgressReport(Message):
     """To rank 0: how far a rank has come.
 
@@ -312,16 +299,17 @@ class RankLost(Message):
     done: int = -1
 
 
-class RanksDiverged(Message):
-    """From rank 0: ranks reduced mismatched gradients together.
+class GradientsWrong(Message):
+    """From rank 0: gradients were wrong, so the run ends.
 
     Attributes:
-        rank: the one that differs from most.
         text: what happened, and what to do.
+        rank: the one that differs from most, where ranks reduced mismatched gradients together;
+            None where the loss is not what the user declared.
     """
 
-    rank: int
     text: str
+    rank: int | None = None
 
 
 class Goodbye(Message):

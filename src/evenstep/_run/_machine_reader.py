@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any, NamedTuple, Protocol, final
@@ -17,7 +17,6 @@ import psutil  # type: ignore[import-untyped]
 
 from .._diagnosis import HostClues, StepClues
 from .._exchange._internal import log_fault
-from .._exchange._message_kinds import CluesReport, HostReport
 from .._host import Cgroups, HostReader, available_bytes, contents, thread_times_s
 from .._planner import blaming
 from ..policies._by_name import reads_resources
@@ -114,14 +113,9 @@ class ClueReader:
         self._num_samples += num_samples
         self._size += size
 
-    def reports(self, step: int) -> Sequence[CluesReport | HostReport]:
+    def take(self, step: int) -> tuple[StepClues | None, HostClues | None]:
         """Return what there is to say with the times of ``step``, which is over; once."""
-        found: list[CluesReport | HostReport] = []
-        while self._looks:
-            found.append(HostReport(self._looks.popleft()))
-        if (clues := self._known.pop(step, None)) is not None:
-            found.append(CluesReport(step, clues))
-        return found
+        return self._known.pop(step, None), self._looks.popleft() if self._looks else None
 
     def _end_step(self, gc_s: float, compile_s: float) -> None:
         """Keep what was noticed in the step under way."""

@@ -14,12 +14,11 @@ from ..._exchange._lost_ranks import FailureWatch, lost_worker
 from ..._exchange._message_kinds import (
     Answer,
     Goodbye,
-    LossRefused,
+    GradientsWrong,
     Message,
     MessageError,
     PlanReply,
     RankLost,
-    RanksDiverged,
     SharesReport,
     StopRequest,
     read,
@@ -93,7 +92,7 @@ class ServerWatch:
                 with self._changed:
                     self._num_loops, self._ended_s = num_loops, monotonic()
                     self._changed.notify_all()
-            case PlanReply() | RanksDiverged() | LossRefused():
+            case PlanReply() | GradientsWrong():
                 pass
             case _:
                 name = type(message).__name__

@@ -330,8 +330,8 @@ class Reporter:
         with self._reporting:
             clues = self._recorder.clues
             for number, spent_us in self._recorder.take_times(least_s=least_s):
-                times += () if clues is None else clues.reports(number)
-                times.append(TimesReport(number, spent_us))
+                noticed = (None, None) if clues is None else clues.take(number)
+                times.append(TimesReport(number, spent_us, *noticed))
         return times
 
     def _complete(self) -> list[Report]:
