@@ -72,6 +72,22 @@ def test_ranks_that_wait_for_each_other_in_two_collectives_are_told_early():
     assert 12 < num_looks < 20
 
 
+BACKWARD = ThreadLocation("at train.py:9 in step", True, False, call="backward")
+BARRIER = ThreadLocation("at train.py:11 in log", True, False, call="barrier")
+
+
+@pytest.mark.parametrize(("place", "soon"), [(BARRIER, True), (BACKWARD, False), (WAITING, False)])
+def test_ranks_that_wait_in_two_calls_of_one_group_are_told_early(place, soon):
+    """Their counts are alike. In the same call, or one that is not known, it may be slow."""
+    watched = Watched()
+    watched.come_to(*({STEPS: 7 - (rank == 1), WORLD: 11} for rank in range(3)))
+    (rank, why), num_looks = watched.wait(200, r0=BACKWARD, r1=place, r2=BACKWARD)
+
+    assert rank == 1
+    assert (num_looks < 20) == soon
+    assert ("train.py:11 in log, and rank 0 is at train.py:9" in why) == soon
+
+
 @pytest.mark.parametrize("busy", [0, 2])
 def test_a_rank_that_may_still_come_has_its_time(busy):
     """Where one computes, another collective may only be late."""

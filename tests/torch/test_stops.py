@@ -6,6 +6,7 @@ import socket
 import threading
 import traceback
 from contextlib import nullcontext
+from pathlib import Path
 from time import sleep
 
 import pytest
@@ -341,3 +342,34 @@ def _groups(rank):
     found = [name for name in num_collectives() if name.startswith("gloo group")]
     assert len(groups) == 2
     return found
+
+
+@pytest.mark.cluster
+@pytest.mark.parametrize("call", ["barrier", "all_reduce", "backward"])
+def test_a_rank_that_waits_in_a_collective_says_in_which(tmp_path, call):
+    """Called by the script itself; others in another one of as many will never come."""
+    assert run_workers(2, waits_in, call, str(tmp_path / "seen")) == ["", call]
+
+
+def waits_in(rank, call, seen):
+    """Return in which collective rank 1 is seen to wait, before rank 0 comes to it."""
+    found = [""]
+
+    def look(thread_id):
+        while not found[0]:
+            found[0] = place_of(thread_id).call
+        Path(seen).touch()
+
+    model = DistributedDataParallel(nn.Linear(4, 4))
+    loss = model(torch.ones(2, 4)).sum()
+    if rank == 1:
+        threading.Thread(target=look, args=(threading.get_ident(),), daemon=True).start()
+    while rank == 0 and not Path(seen).exists():
+        sleep(0.01)
+    if call == "barrier":
+        dist.barrier()
+    elif call == "all_reduce":
+        dist.all_reduce(torch.ones(1))
+    else:
+        loss.backward()
+    return found[0]

@@ -241,12 +241,15 @@ class ThreadLocation(Message):
         compiling: whether it is inside a compiler.
         awaits_message: whether it waits for a message of another rank, as for the next batch's
             plan.
+        call: which collective of the framework's its own line waits in, as ``"barrier"``; empty
+            where that is none, or not known.
     """
 
     text: str
     in_collective: bool
     compiling: bool
     awaits_message: bool = False
+    call: str = ""
 
 
 ENDED = ThreadLocation("past its training thread's end", in_collective=False, compiling=False)

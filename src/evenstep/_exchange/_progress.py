@@ -67,8 +67,9 @@ class HangDetector:
 
     A rank that waits for its next batch while all others wait for it in a collective is not slow:
     it has left a backward out. Its run ends at once. Where all wait in collectives, two of them
-    each for the other, as one has called ``balancer.mean`` alone, say, it ends after 15 s: neither
-    will come, but counts that came apart for good look like that in a slow collective.
+    each for the other, as one has called ``balancer.mean`` or ``barrier`` alone, say, it ends after
+    15 s: neither will come, but counts that came apart for good look like that in a slow
+    collective.
 
     A pause of this process itself counts as two heartbeats: the others are not late by that.
 
@@ -224,10 +225,16 @@ class HangDetector:
         return Finding(rank, waiting, warning)
 
     def _crossed(self, rank: int, others: Sequence[int]) -> int | None:
-        """Return who waits in one collective while ``rank`` waits in another: neither will come."""
+        """Return who waits in one collective while ``rank`` waits in another: neither will come.
+
+        In another group, or in another call of the same one.
+        """
         groups = {name for name in self._progress[rank].counts if not _is_own(name)}
         for other in filter(self._is_waiting, others if self._is_waiting(rank) else ()):
+            calls = {self._places[rank].call, self._places[other].call}
             if self._is_ahead(rank, other, groups) and self._is_ahead(other, rank, groups):
+                return other
+            if "" not in calls and len(calls) == 2:
                 return other
         return None
 

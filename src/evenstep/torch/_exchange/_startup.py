@@ -14,6 +14,7 @@ from dataclasses import astuple, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -92,8 +93,9 @@ def _descriptors_of_python() -> set[int]:
     return found
 
 
-_COLLECTIVES = ("torch/autograd/graph.py", "torch/nn/parallel/distributed.py")
+_BACKWARD, _DDP = "torch/autograd/graph.py", "torch/nn/parallel/distributed.py"
 _ANYBODYS = "torch/distributed/distributed_c10d.py"
+_DISTRIBUTED = "/torch/distributed/"
 _FSDP = "/torch/distributed/fsdp/_fully_shard/"
 _UNNAMED = "undefined"  # how torch describes a group whose maker does not
 _OWN = Path(__file__).with_name("_side_group.py").as_posix()
@@ -115,7 +117,7 @@ def is_in_collective(thread_id: int) -> bool:
     """
     frame = frame_of(thread_id)
     if frame is None or not file_of(frame).endswith(_ANYBODYS):
-        return frame is not None and file_of(frame).endswith((*_COLLECTIVES, _OWN))
+        return frame is not None and file_of(frame).endswith((_BACKWARD, _DDP, _OWN))
     while frame is not None and _FSDP not in (file := file_of(frame)) and file != _OWN:
         frame = frame.f_back
     return frame is not None
@@ -127,10 +129,25 @@ def place_of(thread_id: int) -> ThreadLocation:
     if frame is None:
         return ENDED
     compiling = any(part in file_of(each) for each in frames(frame) for part in _COMPILERS)
-    waits = file_of(frame).endswith((*_COLLECTIVES, _OWN)) or any(
-        "/torch/distributed/" in file_of(each) for each in frames_below_user(frame)
+    below = list(frames_below_user(frame))
+    waits = file_of(frame).endswith((_BACKWARD, _DDP, _OWN)) or any(
+        _DISTRIBUTED in file_of(each) for each in below
     )
-    return ThreadLocation(line_of_user(frame), waits, compiling, awaits_message(frame))
+    text, asks = line_of_user(frame), awaits_message(frame)
+    return ThreadLocation(text, waits, compiling, asks, _call_of(frame, below))
+
+
+def _call_of(frame: FrameType, below: Sequence[FrameType]) -> str:
+    """Return which of torch's collectives the user's own line waits in, if it is one of them.
+
+    Those of FSDP2 run ahead of each other, and have no name here.
+    """
+    if file_of(frame).endswith(_BACKWARD):
+        return "backward"
+    if not below or Path(file_of(below[-1])).parent.name != "distributed":
+        return ""
+    names = (each.f_code.co_name for each in below if file_of(each).endswith(_ANYBODYS))
+    return next(names, "")
 
 
 def num_collectives() -> dict[str, int]:
