@@ -44,7 +44,6 @@ TESTS = {
     "_run": "run torch",
     "_telemetry": "telemetry export top",
     "_types.py": "policies solve timemodels",
-    "_valid.py": "policies solve timemodels",
     "claims": "claims exchange torch",
     "network": "network torch",
     "policies": "policies planner",
