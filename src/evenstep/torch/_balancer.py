@@ -22,6 +22,7 @@ from . import _arguments as arguments
 from ._data._prepare import ServerEval
 from ._data.compare._content import read_cost
 from ._data.deal._stream_deal import StreamKind
+from ._data.loaders._balanced import BalancedLoader
 from ._data.loaders._eval import EvalLoader, Lockstep
 from ._exchange._crew import OFF, SWITCH, Crew, is_off
 from ._exchange._side_group import Alone, SideGroup
@@ -42,16 +43,10 @@ from ._prepared_run import PreparedRun
 from ._session import Session
 from ._unequal_links import checked_network
 
-if TYPE_CHECKING:
-    from ..network._torch._network_settings import Network
-from typing import TYPE_CHECKING
-
-from ._data.loaders._balanced import BalancedLoader
-
 T_co = TypeVar("T_co", covariant=True)
 
 if TYPE_CHECKING:
-    from torch.utils.data import DataLoader
+    from ..network._torch._network_settings import Network
 
     # There is no object of these: loaders have what they wrap by `__getattr__`. But scripts use the
     # name of their own loader again, `model, loader = balancer.prepare(model, loader)`, which only

@@ -11,37 +11,22 @@
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial, wraps
 from time import monotonic
+from types import ModuleType
 from typing import TYPE_CHECKING, Any, final
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from ..._exchange._exchange import Exchange
 from ..._planner import Bounds
-from ..._private_torch import CollectiveCount, check_reduced, meet
-from ..._run._machine_reader import ClueReader
-from ..._run._step_state import StepObserver
-from ..._torch_clock import clock_of
-from ..._warning import warn
-from ...exceptions import invalid
-from ...policies import AbstractPolicy, Equal, Fixed
-from .._step._marks import BlindMeter, Recorder, StepMeter
-from ._sharded import Shards, is_engine, refuse_micro_batches
-
-if TYPE_CHECKING:
-    from ._models import BalancedModel
-import sys
-from collections.abc import Callable
-from functools import partial, wraps
-from types import ModuleType
-
-import torch.distributed as dist
-
 from ..._private_torch import (
     FSDP2_CALLS,
     FSDP2_COLLECTIVES,
@@ -49,10 +34,23 @@ from ..._private_torch import (
     FSDP2_GROUP,
     FSDP2_POST_BACKWARD,
     FSDP2_REDUCED,
+    CollectiveCount,
+    check_reduced,
+    meet,
     wait_for_gather,
     wait_for_reduction,
 )
-from ._sharded import BACKEND, CALLS, COMM
+from ..._run._machine_reader import ClueReader
+from ..._run._step_state import StepObserver
+from ..._torch_clock import clock_of
+from ..._warning import warn
+from ...exceptions import invalid
+from ...policies import AbstractPolicy, Equal, Fixed
+from .._step._marks import BlindMeter, Recorder, StepMeter
+from ._sharded import BACKEND, CALLS, COMM, Shards, is_engine, refuse_micro_batches
+
+if TYPE_CHECKING:
+    from ._models import BalancedModel
 
 
 @final
