@@ -18,6 +18,7 @@ from ._checkpoint._checkpoint import Checkpoint as Checkpoint
 from ._checkpoint._checkpoint import Drain as Drain
 from ._data.loaders._balanced import BalancedLoader as BalancedLoader
 from ._data.order._drawing import DrawnIndices as DrawnIndices
+from ._data.order._token_batches import TokenBatches as TokenBatches
 from ._model._check_loss import check_loss as check_loss
 from ._options import CudaMemory as CudaMemory
 from ._options import MemoryReader as MemoryReader
@@ -39,6 +40,7 @@ __all__ = [
     "MemoryReader",
     "Network",
     "Runtime",
+    "TokenBatches",
     "check_loss",
 ]
 del _torch
