@@ -11,8 +11,9 @@ from typing import Any
 
 import numpy as np
 
+from .._render import number
 from .._types import FloatArray
-from ._run_figures import ReportFigures
+from ._read_figures import ReportFigures
 from ._step_tally import over
 
 Cells = Sequence[str]
@@ -70,32 +71,25 @@ def key_figures(figures: Mapping[str, str]) -> str:
     return f"<dl class=figures>{''.join(pairs)}</dl>"
 
 
-def chart(
-    name: str,
-    title: str,
-    words: str,
-    *,
-    legend: Mapping[str, str],
-    alternative: str,
-    is_dashed: bool = False,
-) -> str:
+Spec = dict[str, Any]
+"""What the script draws a chart from."""
+Series = Mapping[str, tuple[str, FloatArray]]
+"""By label, the name of its color and a value for each stretch."""
+
+
+def chart(name: str, title: str, words: str, spec: Spec, alternative: str) -> str:
     """Return the frame of a chart, which the script fills, and its figures as a table.
 
     Args:
         name: under which the script finds the figures.
         title, words: above it: what it shows, and what to look for.
-        legend: name of a color by label; ``"--heat"`` and ``"--cool"`` are scales of heat maps.
-        is_dashed: whether lines of the legend are dashed, in the order that all charts have.
+        spec: what is drawn.
         alternative: tables, for whom the picture is of no use.
     """
-    entries = "".join(
-        f"<li>{_swatch(color, DASHES[at % len(DASHES)] if is_dashed else None)}{escape(label)}</li>"
-        for at, (label, color) in enumerate(legend.items())
-    )
     return (
         f'<figure aria-labelledby="{name}-title"><figcaption><strong id="{name}-title">'
         f"{escape(title)}</strong><p>{escape(words)}</p></figcaption>"
-        f"<ul class=legend>{entries}</ul>"
+        f"<ul class=legend>{_legend(spec)}</ul>"
         f'<div class=plot data-chart="{name}" role=img '
         f'aria-label="{escape(f"Chart: {title}. {words} The table below it has the figures.")}">'
         "</div><div class=read>"
@@ -107,25 +101,34 @@ def chart(
     )
 
 
-def _swatch(color: str, dash: Sequence[int] | None) -> str:
-    if color in ("--heat", "--cool"):
-        return f"<span class=scale data-colors={color[2:]}></span> "
-    if dash is None:
-        return f'<span class=swatch style="background:var({color})"></span>'
-    look = f'stroke="var({color})" stroke-width=3 stroke-dasharray="{" ".join(map(str, dash))}"'
+def _legend(spec: Spec) -> str:
+    """Return an entry for each color; a heat map has a scale."""
+    if spec["kind"] == "heat":
+        scale = f"{number(spec['low'])} to {number(spec['high'])} {spec['unit']}"
+        swatch = f"<span class=scale data-colors={spec['colors']}></span>"
+        return f"<li>{swatch} {escape(scale)}; gray where nothing is known</li>"
+    named = [one for one in spec["series"] if "label" in one]
+    return "".join(f"<li>{_swatch(one)}{escape(one['label'])}</li>" for one in named)
+
+
+def _swatch(series: Spec) -> str:
+    color = f"var({series['color']})"
+    if "dash" not in series:
+        return f'<span class=swatch style="background:{color}"></span>'
+    dash = " ".join(map(str, series["dash"]))
+    look = f'stroke="{color}" stroke-width=3 stroke-dasharray="{dash}"'
     line = f"<line x1=0 y1=5 x2=30 y2=5 {look} />"
     return f"<svg width=30 height=10 aria-hidden=true>{line}</svg> "
 
 
 _MOST_CELLS = 1 << 17  # of a heat map: 350 kB of text
 _NONE = 65535
-Spec = dict[str, Any]
 
 
 def lines(
     run: ReportFigures,
     key: str,
-    series: Mapping[str, tuple[str, FloatArray]],
+    series: Series,
     *,
     unit: str,
     extent: tuple[FloatArray, FloatArray] | None = None,
@@ -136,7 +139,7 @@ def lines(
     Args:
         run: whose.
         key: of the run: charts of one have the same cursor.
-        series: by label, its color and a value for each stretch.
+        series: what is drawn.
         unit: of all values.
         extent: the least and the most of the first line, drawn as a band.
         stepped: whether a value holds until the next.
@@ -158,7 +161,7 @@ def lines(
     )
 
 
-def areas(run: ReportFigures, key: str, series: Mapping[str, tuple[str, FloatArray]]) -> Spec:
+def areas(run: ReportFigures, key: str, series: Series) -> Spec:
     """Return a chart of seconds on top of each other."""
     found = [
         {"label": label, "color": color, "values": rounded(values)}

@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from .._render import counted, number, percent, seconds
 from .._types import FloatArray
-from ._chart_data import Spec, areas, chart, every, heat, highest, lines, lowest, table, wider
-from ._run_figures import PARTS, LinkFigures, ReportFigures
+from ._chart_data import (
+    Series,
+    Spec,
+    areas,
+    chart,
+    every,
+    heat,
+    highest,
+    lines,
+    lowest,
+    table,
+    wider,
+)
+from ._read_figures import LinkFigures, ReportFigures
 from ._sentences import LABELS, rank_name
 from ._step_tally import over
 
@@ -20,23 +31,15 @@ MOST_ROWS = 32
 _MOST_LINES = 8  # ranks with a line each: more cannot be distinguished
 
 
-@dataclass(frozen=True, slots=True)
-class Drawn:
-    """A chart.
+Charts = dict[str, Spec]
+"""Figures of charts for the script, by the name of the chart, which is unique on the page.
 
-    Attributes:
-        name: unique on the page.
-        html: its frame.
-        spec: its figures.
-    """
-
-    name: str
-    html: str
-    spec: Spec
+Each function below adds those of its charts, and returns their frames for the page.
+"""
 
 
-def step_times(run: ReportFigures, key: str) -> Drawn:
-    """Return the chart of measured step times against those that are predicted."""
+def step_times(charts: Charts, run: ReportFigures, key: str) -> str:
+    """Draw measured step times against those that are predicted."""
     steps = run.steps
     known = {
         "whole step": ("--c0", steps.wall_s),
@@ -44,68 +47,57 @@ def step_times(run: ReportFigures, key: str) -> Drawn:
         "equal split (predicted)": ("--c4", steps.equal_s),
         "best split (predicted)": ("--c2", steps.best_s),
     }
-    series = {name: one for name, one in known.items() if not np.isnan(one[1]).all()}
-    words = (
-        "Means over the steps of a stretch; the band is the shortest and the longest of them. "
-        "Predictions are of computing alone, by the fitted times of the workers."
-    )
-    name = f"{key}-step-time"
-    spec = lines(run, key, series, unit="s", extent=(steps.least_s, steps.most_s))
-    values = {label: values for label, (_, values) in series.items()}
-    values |= {"shortest": steps.least_s, "longest": steps.most_s}
-    html = chart(
-        name,
+    return _over_steps(
+        charts,
+        run,
+        f"{key}-step-time",
         "Step time, measured and predicted",
-        words,
-        legend={label: color for label, (color, _) in series.items()},
-        is_dashed=True,
-        alternative=_over_time(run, "Seconds of a step", values),
+        "Means over the steps of a stretch; the band is the shortest and the longest of them. "
+        "Predictions are of computing alone, by the fitted times of the workers.",
+        {name: one for name, one in known.items() if not np.isnan(one[1]).all()},
+        extent=(steps.least_s, steps.most_s),
     )
-    return Drawn(name, html, spec)
 
 
-def account(run: ReportFigures, key: str) -> Drawn | None:
-    """Return the chart of where the time of a step goes; None without accounts."""
+def account(charts: Charts, run: ReportFigures, key: str) -> str:
+    """Draw where the time of a step goes; nothing without accounts."""
     if run.accounts is None:
-        return None
-    columns = {LABELS[part]: run.accounts.part_s[:, at] for at, part in enumerate(PARTS)}
-    series = {
-        label: (f"--p-{part.removesuffix('_s')}", columns[label]) for part, label in LABELS.items()
-    }
-    name = f"{key}-account"
-    html = chart(
-        name,
+        return ""
+    columns = dict(zip(LABELS.values(), run.accounts.part_s.T, strict=True))
+    colors = [f"--p-{part.removesuffix('_s')}" for part in LABELS]
+    series = dict(zip(columns, zip(colors, columns.values(), strict=True), strict=True))
+    return _drawn(
+        charts,
+        f"{key}-account",
         "Where the time of a step goes",
         "Seconds of a step on top of each other, means over ranks and over the steps of a "
         "stretch. Evaluations and checkpoints are spread over the steps around them.",
-        legend={label: color for label, (color, _) in series.items()},
-        alternative=_over_time(run, "Seconds of a step, mean over ranks", columns),
+        areas(run, key, series),
+        _over_time(run, "Seconds of a step, mean over ranks", columns),
     )
-    return Drawn(name, html, areas(run, key, series))
 
 
-def waiting(run: ReportFigures, key: str, high: float | None = None) -> Drawn:
-    """Return the heat map of waiting.
+def waiting(charts: Charts, run: ReportFigures, key: str, high: float | None = None) -> str:
+    """Draw the heat map of waiting.
 
     Args:
+        charts: gets its figures.
         run: whose.
         key: of the run.
         high: share with the darkest color, to compare maps; None is the largest.
     """
-    shares = waiting_shares(run)
-    extent = (0.0, 100 * (high or highest(shares)))
+    shares = 100 * waiting_shares(run)
+    extent = (0.0, 100 * high if high else highest(shares))
     of = "its time" if run.accounts is not None else "the slowest rank's computing"
-    name = f"{key}-waiting"
-    html = chart(
-        name,
+    return _drawn(
+        charts,
+        f"{key}-waiting",
         "Who waits",
         f"Part of {of} that each rank waits for others. A pale row among dark ones is the rank "
         "that the others wait for.",
-        legend={_scale(extent, "%"): "--heat"},
-        alternative=_by_rank(run, "Percent of its time that each rank waits", 100 * shares),
+        heat(run, key, shares, unit="%", extent=extent, colors="heat"),
+        _by_rank(run, "Percent of its time that each rank waits", shares),
     )
-    spec = heat(run, key, 100 * shares, unit="%", extent=extent, colors="heat")
-    return Drawn(name, html, spec)
 
 
 def waiting_shares(run: ReportFigures) -> FloatArray:
@@ -113,69 +105,79 @@ def waiting_shares(run: ReportFigures) -> FloatArray:
     return run.steps.idle_share if run.accounts is None else run.accounts.waiting_share
 
 
-def of_ranks(run: ReportFigures, key: str) -> Iterator[Drawn]:
-    """Yield the charts of local batch sizes and of speeds."""
-    yield _ranks(
+def of_ranks(charts: Charts, run: ReportFigures, key: str) -> str:
+    """Draw local batch sizes and speeds."""
+    sizes = _ranks(
+        charts,
         run,
-        key,
-        ("sizes", "Local batch sizes"),
+        f"{key}-sizes",
+        "Local batch sizes",
         "Samples of a step that each rank computes, means over the steps of a stretch. Where plans "
         "changed seldom, ticks above say when.",
         run.steps.batch_size,
         unit="samples",
     )
-    yield _ranks(
+    return sizes + _ranks(
+        charts,
         run,
-        key,
-        ("speeds", "Speeds"),
+        f"{key}-speeds",
+        "Speeds",
         "Samples of each rank by the seconds that it computed them in, its waiting left out.",
         run.steps.samples_per_s,
         unit="samples/s",
     )
 
 
-def exchanges(run: ReportFigures, links: LinkFigures, key: str) -> Drawn | None:
-    """Return the chart of exchanges on unequal links; None if none was measured."""
+def exchanges(charts: Charts, run: ReportFigures, links: LinkFigures, key: str) -> str:
+    """Draw exchanges on unequal links; nothing if none was measured."""
     if np.isnan(links.exchange_s).all():
-        return None
-    series = {
-        "measured": ("--c0", links.exchange_s),
-        "predicted": ("--c2", links.predicted_s),
-    }
-    name = f"{key}-exchanges"
-    html = chart(
-        name,
+        return ""
+    return _over_steps(
+        charts,
+        run,
+        f"{key}-exchanges",
         "Exchanges of gradients, measured and predicted",
         "Means over the steps of a stretch; the band is the shortest and the longest of them.",
-        legend={label: color for label, (color, _) in series.items()},
-        is_dashed=True,
-        alternative=_over_time(
-            run, "Seconds of an exchange", {label: one for label, (_, one) in series.items()}
-        ),
+        {"measured": ("--c0", links.exchange_s), "predicted": ("--c2", links.predicted_s)},
+        extent=(links.least_s, links.most_s),
     )
-    extent = (links.least_s, links.most_s)
-    return Drawn(name, html, lines(run, key, series, unit="s", extent=extent))
 
 
-def overlaid(runs: Mapping[str, ReportFigures]) -> Drawn | None:
-    """Return both runs' step times in one chart; None where neither has any."""
+def overlaid(charts: Charts, runs: Mapping[str, ReportFigures]) -> str:
+    """Draw both runs' step times in one chart."""
     first = max(runs.values(), key=lambda run: run.last_step - run.first_step)
     colors = ("--c0", "--c1")
     series = {}
     for color, (label, run) in zip(colors, runs.items(), strict=True):
         values = run.steps.makespan_s if np.isnan(run.steps.wall_s).all() else run.steps.wall_s
         series[label] = (color, _onto(first, run, values))
-    html = chart(
-        "both-step-time",
-        "Step time of both runs",
-        "Means over stretches of steps, counted from the first step of each run.",
-        legend={label: color for label, (color, _) in series.items()},
-        is_dashed=True,
-        alternative=_over_time(
-            first, "Seconds of a step", {label: one for label, (_, one) in series.items()}
-        ),
+    words = "Means over stretches of steps, counted from the first step of each run."
+    return _over_steps(
+        charts, first, "both-step-time", "Step time of both runs", words, series, extent=None
     )
-    return Drawn("both-step-time", html, lines(first, "both", series, unit="s"))
+
+
+def _over_steps(
+    charts: Charts,
+    run: ReportFigures,
+    name: str,
+    title: str,
+    words: str,
+    series: Series,
+    *,
+    extent: tuple[FloatArray, FloatArray] | None,
+) -> str:
+    """Draw lines of seconds over the steps of a run, whose key begins the name of the chart."""
+    columns = {label: values for label, (_, values) in series.items()}
+    if extent is not None:
+        columns |= {"shortest": extent[0], "longest": extent[1]}
+    spec = lines(run, name.partition("-")[0], series, unit="s", extent=extent)
+    return _drawn(charts, name, title, words, spec, _over_time(run, "In seconds", columns))
+
+
+def _drawn(charts: Charts, name: str, title: str, words: str, spec: Spec, alternative: str) -> str:
+    charts[name] = spec
+    return chart(name, title, words, spec, alternative)
 
 
 def _onto(target: ReportFigures, run: ReportFigures, values: FloatArray) -> FloatArray:
@@ -188,43 +190,25 @@ def _onto(target: ReportFigures, run: ReportFigures, values: FloatArray) -> Floa
 
 
 def _ranks(
+    charts: Charts,
     run: ReportFigures,
-    key: str,
-    names: tuple[str, str],
+    name: str,
+    title: str,
     words: str,
     values: FloatArray,
     *,
     unit: str,
-) -> Drawn:
-    """Return a line for each of a few ranks, or a map of many.
-
-    Args:
-        run, key: whose.
-        names: short, and as the title.
-        words: below the title.
-        values: ``(stretches, world_size)``.
-        unit: of them.
-    """
-    name, title = f"{key}-{names[0]}", names[1]
-    tables = _by_rank(run, f"{title} ({unit})", values)
+) -> str:
+    """Draw a line for each of a few ranks, or a map of many; ``values`` has a column for each."""
+    key = name.partition("-")[0]
     if run.world_size > _MOST_LINES:
         extent = (lowest(values), highest(values))
-        legend = {_scale(extent, unit): "--cool"}
-        html = chart(name, title, words, legend=legend, alternative=tables)
         spec = heat(run, key, values, unit=unit, extent=extent, colors="cool")
-        return Drawn(name, html, spec | {"notes": _plan_notes(run, spec["width"])})
-    series = {
-        rank_name(run, rank): (f"--c{rank}", values[:, rank]) for rank in range(run.world_size)
-    }
-    legend = {label: color for label, (color, _) in series.items()}
-    html = chart(name, title, words, legend=legend, alternative=tables, is_dashed=True)
-    spec = lines(run, key, series, unit=unit, stepped=True)
-    return Drawn(name, html, spec | {"notes": _plan_notes(run, spec["width"])})
-
-
-def _scale(extent: tuple[float, float], unit: str) -> str:
-    low, high = (number(value) for value in extent)
-    return f"{low} to {high} {unit}; gray where nothing is known"
+    else:
+        each = {rank_name(run, at): (f"--c{at}", values[:, at]) for at in range(run.world_size)}
+        spec = lines(run, key, each, unit=unit, stepped=True)
+    spec["notes"] = _plan_notes(run, spec["width"])
+    return _drawn(charts, name, title, words, spec, _by_rank(run, f"{title} ({unit})", values))
 
 
 def _plan_notes(run: ReportFigures, width: int) -> dict[int, str]:
