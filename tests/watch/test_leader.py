@@ -226,7 +226,7 @@ def test_short_steps_that_are_told_together_count_as_many(run, tmp_path):
         live.add(event)
 
     assert (figures.num_steps, figures.first_step, figures.last_step) == (1000, 0, 999)
-    assert figures.savings.elapsed_s == pytest.approx(9.95)  # of the newest, computing is known
+    assert figures.steps.elapsed_s == pytest.approx(9.95)  # of the newest, computing is known
     assert figures.steps.rank_samples.tolist() == [4000, 4000]
     assert figures.steps.num_slowest.tolist() == [0, 1000]
     np.testing.assert_allclose(figures.steps.makespan_s, 0.005)  # in every stretch

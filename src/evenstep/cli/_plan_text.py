@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
 from itertools import compress
 from typing import Any
 
 from .. import AffineTime
-from .._render import number, paragraph, percent, printable, seconds, text_table
-from .._types import IntArray
+from .._render import counted, number, paragraph, percent, printable, seconds, text_table
 from ..advice._advice import Advice, PlannedSplit
 from ..advice._recorded_run import RunTimes
 
@@ -21,51 +19,27 @@ LITTLE = 0.01
 """A worker whose loss costs less than this is said to bring little."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Question:
-    """What was asked.
-
-    Attributes:
-        times: fixed cost and cost per sample of every worker.
-        global_batch_size: samples per step.
-        max_batch_size: caps, ``(world_size,)``; None is none.
-        overhead_s: seconds of a step past computing.
-        recorded: the run that they come from; None if they were typed.
-    """
-
-    times: AffineTime
-    global_batch_size: int
-    max_batch_size: IntArray | None
-    overhead_s: float
-    recorded: RunTimes | None
-
-    @property
-    def ranks(self) -> tuple[int, ...]:
-        """What the workers are called, ``(world_size,)``."""
-        return self.recorded.ranks if self.recorded else tuple(range(self.times.world_size))
-
-
-def as_text(question: Question, advice: Advice, more: AffineTime, width: int | None = None) -> str:
+def as_text(run: RunTimes, advice: Advice, more: AffineTime, width: int | None = None) -> str:
     """Return the answer in words and tables, for a terminal of ``width`` columns or of any."""
     parts = [
-        paragraph(_head(question), width),
-        _splits(question, advice, width),
-        _workers(question, advice, width),
+        paragraph(_head(run), width),
+        _splits(run, advice, width),
+        _workers(run, advice, width),
         _added(advice, more, width),
-        *(paragraph(note, width) for note in _notes(question, advice)),
+        *(paragraph(note, width) for note in _notes(run, advice)),
     ]
     return "\n\n".join(parts)
 
 
-def as_json(question: Question, advice: Advice, more: AffineTime) -> dict[str, Any]:
+def as_json(run: RunTimes, advice: Advice, more: AffineTime) -> dict[str, Any]:
     """Return the answer as plain values, times in seconds and shares as fractions of 1."""
-    times, caps = question.times, question.max_batch_size
+    times, caps = run.times, run.max_batch_size
     workers = [
         {
-            "rank": question.ranks[at],
-            "name": _name(question, at),
+            "rank": run.ranks[at],
+            "name": _name(run, at),
             "samples_per_s": _finite(_speed(times, at)),
-            "samples_per_s_error": _error(question, at),
+            "samples_per_s_error": _error(run, at),
             "intercept_s": float(times.intercept_s[at]),
             "max_batch_size": None if caps is None else int(caps[at]),
             "equal_batch_size": advice.equal.batch_size[at],
@@ -87,8 +61,8 @@ def as_json(question: Question, advice: Advice, more: AffineTime) -> dict[str, A
         for index, split in enumerate(advice.more)
     ]
     return {
-        "global_batch_size": question.global_batch_size,
-        "overhead_s": question.overhead_s,
+        "global_batch_size": run.global_batch_size,
+        "overhead_s": run.overhead_s,
         "equal": _split(advice.equal),
         "balanced": _split(advice.balanced),
         "best": _split(advice.best),
@@ -105,21 +79,20 @@ def _split(split: PlannedSplit) -> dict[str, Any]:
     }
 
 
-def _head(question: Question) -> str:
-    times, recorded = question.times, question.recorded
-    workers = "1 worker" if times.world_size == 1 else f"{times.world_size} workers"
-    text = f"{workers}, {question.global_batch_size} samples a step"
-    if recorded is not None:
-        text += f"; speeds from {recorded.num_steps} recorded steps, slowest worker "
-        text += f"{seconds(recorded.step_s)} in the median"
-    if question.overhead_s:
-        text += f"; {seconds(question.overhead_s)} of every step are not computing"
+def _head(run: RunTimes) -> str:
+    workers = counted(run.times.world_size, "worker")
+    text = f"{workers}, {run.global_batch_size} samples a step"
+    if run.num_steps:
+        text += f"; speeds from {run.num_steps} recorded steps, slowest worker "
+        text += f"{seconds(run.step_s)} in the median"
+    if run.overhead_s:
+        text += f"; {seconds(run.overhead_s)} of every step are not computing"
     return text
 
 
-def _splits(question: Question, advice: Advice, width: int | None) -> str:
+def _splits(run: RunTimes, advice: Advice, width: int | None) -> str:
     named = [("equal split", advice.equal), ("balanced", advice.balanced)]
-    if out := _left_out(question, advice):
+    if out := _left_out(run, advice):
         named.append((f"without {out}", advice.best))
     rows = []
     for name, split in named:
@@ -128,16 +101,16 @@ def _splits(question: Question, advice: Advice, width: int | None) -> str:
     return text_table(["", "step", "samples/s", "times as fast"], rows, width=width)
 
 
-def _workers(question: Question, advice: Advice, width: int | None) -> str:
+def _workers(run: RunTimes, advice: Advice, width: int | None) -> str:
     header = ["worker", "samples/s", "fixed cost", "equal", "balanced", "step without it", ""]
     rows = []
     for at, without in enumerate(advice.without):
-        cost = seconds(float(question.times.intercept_s[at]))
+        cost = seconds(float(run.times.intercept_s[at]))
         sizes = [str(split.batch_size[at]) for split in (advice.equal, advice.balanced)]
-        speed = number(_speed(question.times, at))
-        if (error := _error(question, at)) is not None:
+        speed = number(_speed(run.times, at))
+        if (error := _error(run, at)) is not None:
             speed += f" ± {_rounded(error)} %"
-        rows.append([_name(question, at), speed, cost, *sizes, *_verdict(advice, at, without)])
+        rows.append([_name(run, at), speed, cost, *sizes, *_verdict(advice, at, without)])
     return text_table(header, rows, width=width)
 
 
@@ -166,57 +139,53 @@ def _added(advice: Advice, more: AffineTime, width: int | None) -> str:
     return text_table(["one more machine", "balanced", "step", "shorter by"], rows, width=width)
 
 
-def _notes(question: Question, advice: Advice) -> Iterator[str]:
-    if out := _left_out(question, advice):
+def _notes(run: RunTimes, advice: Advice) -> Iterator[str]:
+    if out := _left_out(run, advice):
         yield (
             f"Fastest without worker {out}: one sample there takes as long as the whole global "
             "batch on the others."
         )
-    recorded = question.recorded
-    if recorded is None:
-        return
-    if missing := recorded.untimed:
+    if missing := run.untimed:
         text = "Rank {} has no times and is left out."
         if len(missing) > 1:
             text = "Ranks {} have no times and are left out."
         yield text.format(", ".join(map(str, missing)))
-    if (ran := recorded.by_cost) is not None:
+    if (ran := run.by_cost) is not None:
         saved = [percent(1 - one / ran.equal_s) for one in (ran.speed_s, ran.length_s, ran.took_s)]
         yield (
             "The run assigned samples by cost. Of computing with equal counts, speeds alone would "
             f"have saved {saved[0]} %, lengths alone {saved[1]} %; both saved {saved[2]} %. Batch "
             "sizes tell little of its times: the fixed costs and speeds above are rough."
         )
-    is_rough = (recorded.speed_error > ROUGH) & recorded.is_line_known
+    is_rough = (run.speed_error > ROUGH) & run.is_line_known
     if is_rough.any():
         yield (
-            f"The batch sizes of worker {_called(question, is_rough)} were too similar for this "
+            f"The batch sizes of worker {_called(run, is_rough)} were too similar for this "
             "much noise: fixed cost and samples/s are uncertain, and workers that differ by less "
             "than their errors may be equal. Steps near the sizes of the run are known to "
-            f"{_rounded(float(recorded.time_error[is_rough].max()))} %."
+            f"{_rounded(float(run.time_error[is_rough].max()))} %."
         )
-    if not recorded.is_line_known.all():
+    if not run.is_line_known.all():
         yield (
-            f"Worker {_called(question, ~recorded.is_line_known)} had one batch size only, so its "
+            f"Worker {_called(run, ~run.is_line_known)} had one batch size only, so its "
             "fixed cost is unknown and assumed to be 0. Record a run with a policy that balances "
             "to measure it."
         )
 
 
-def _left_out(question: Question, advice: Advice) -> str:
+def _left_out(run: RunTimes, advice: Advice) -> str:
     """Return the workers that are not worth keeping, nothing if all are."""
-    return _called(question, [not keep for keep in advice.worth_keeping])
+    return _called(run, [not keep for keep in advice.worth_keeping])
 
 
-def _called(question: Question, chosen: Iterable[bool]) -> str:
+def _called(run: RunTimes, chosen: Iterable[bool]) -> str:
     """Return the numbers of the chosen workers."""
-    return ", ".join(str(rank) for rank in compress(question.ranks, chosen))
+    return ", ".join(str(rank) for rank in compress(run.ranks, chosen))
 
 
-def _name(question: Question, at: int) -> str:
-    named = question.recorded.names if question.recorded else ()
-    rank = question.ranks[at]
-    return printable(f"{rank} {named[at]}") if named else str(rank)
+def _name(run: RunTimes, at: int) -> str:
+    rank = run.ranks[at]
+    return printable(f"{rank} {run.names[at]}") if run.names else str(rank)
 
 
 def _speed(times: AffineTime, at: int) -> float:
@@ -225,10 +194,9 @@ def _speed(times: AffineTime, at: int) -> float:
     return 1 / slope_s if slope_s else math.inf
 
 
-def _error(question: Question, at: int) -> float | None:
+def _error(run: RunTimes, at: int) -> float | None:
     """Return the relative standard error of a recorded speed; None of one that was typed."""
-    recorded = question.recorded
-    return None if recorded is None else float(recorded.speed_error[at])
+    return float(run.speed_error[at]) if run.num_steps else None
 
 
 def _rounded(share: float) -> str:
