@@ -1,6 +1,5 @@
 """What ``evenstep doctor`` looks at and what it finds: facts in, findings out."""
 
-from ._checkup_facts import Ailment as Ailment
 from ._checkup_facts import Checkup as Checkup
 from ._checkup_facts import CpuFacts as CpuFacts
 from ._checkup_facts import Device as Device

@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import Any
 
-from msgspec import MsgspecError, Struct, to_builtins
+from msgspec import MsgspecError, convert, to_builtins
 from msgspec.json import decode
 
 from ..exceptions import invalid
@@ -212,47 +212,18 @@ class Checkup:
         return next(facts for facts in self.ranks if facts.rank == rank)
 
 
-class Ailment(StrEnum):
-    """What can be wrong; `docs/doctor.md` has a line for each."""
-
-    RANK_MISSING = "rank-missing"
-    VERSIONS_DIFFER = "versions-differ"
-    THREADS_OVERSUBSCRIBED = "threads-oversubscribed"
-    QUOTA_BELOW_THREADS = "quota-below-threads"
-    QUOTA_THROTTLES = "quota-throttles"
-    CORES_IDLE = "cores-idle"
-    OTHERS_BUSY = "others-busy"
-    GOVERNOR_SLOW = "governor-slow"
-    GPU_SHARED = "gpu-shared"
-    GPU_UNUSED = "gpu-unused"
-    MEMORY_LOW = "memory-low"
-    SHARED_MEMORY_LOW = "shared-memory-low"
-    OPEN_FILES_LOW = "open-files-low"
-    DEBUG_VARIABLE = "debug-variable"
-    HOSTNAME_LOOPBACK = "hostname-loopback"
-    INTERFACE_MISSING = "interface-missing"
-    INTERFACE_SLOW = "interface-slow"
-    LINK_UNREACHABLE = "link-unreachable"
-    LINK_SLOW = "link-slow"
-    LATENCY_HIGH = "latency-high"
-    STEP_FAILED = "step-failed"
-    SPEED_NOISY = "speed-noisy"
-    RANK_SLOW = "rank-slow"
-    NOT_WORTH_KEEPING = "not-worth-keeping"
-
-
 @dataclass(frozen=True, slots=True)
 class FoundAilment:
     """Something that is wrong, or costs time.
 
     Attributes:
-        ailment: what it is.
+        ailment: what it is, by the name that it has in `docs/doctor.md`.
         ranks: whose; empty where it is no rank's in particular.
         evidence: what was read or measured that says so, one sentence.
         remedy: what to do, one sentence.
     """
 
-    ailment: Ailment
+    ailment: str
     ranks: tuple[int, ...]
     evidence: str
     remedy: str
@@ -260,19 +231,6 @@ class FoundAilment:
 
 SCHEMA = "evenstep.doctor"
 VERSION = 1
-
-
-class _Head(Struct):
-    """What every file has, whichever version wrote it."""
-
-    schema: str
-    version: int
-
-
-class _Written(Struct):
-    """What a file of this version has; fields that are unknown are passed over."""
-
-    checkup: Checkup
 
 
 def to_json(checkup: Checkup, findings: Sequence[FoundAilment]) -> str:
@@ -291,17 +249,18 @@ def read_checkup(path: str | Path) -> Checkup:
     name, remedy = f"read_checkup({str(path)!r})", "Give what `evenstep doctor --out` wrote."
     text = Path(path).read_bytes()
     try:
-        head = decode(text, type=_Head)
-    except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        record = decode(text, type=dict[str, Any])
+        schema, version = record["schema"], convert(record["version"], int)
+    except (MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
         rule = "be JSON with a schema and a version"
         raise invalid(name, rule, error, remedy) from error
-    if head.schema != SCHEMA:
-        raise invalid(name, f'be of `"schema": "{SCHEMA}"`', repr(head.schema)[:60], remedy)
-    if not 1 <= head.version <= VERSION:
+    if schema != SCHEMA:
+        raise invalid(name, f'be of `"schema": "{SCHEMA}"`', repr(schema)[:60], remedy)
+    if not 1 <= version <= VERSION:
         newer = "Upgrade evenstep, or write it again by `evenstep doctor --out`."
-        raise invalid(name, f"be of a version from 1 to {VERSION}", head.version, newer)
+        raise invalid(name, f"be of a version from 1 to {VERSION}", version, newer)
     try:
-        checkup = decode(text, type=_Written).checkup
+        checkup = convert(record.get("checkup"), Checkup)  # unknown fields are passed over
         _check(checkup)
     except (MsgspecError, ValueError) as error:
         raise invalid(name, "hold a checkup", error, remedy) from error

@@ -24,21 +24,16 @@ Pair = tuple[int, int]
 """Receiver and sender."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Turns in which links are measured.
-
-    Attributes:
-        turns: pairs that measure at the same time; no host is in two of them.
-        skipped: pairs of hosts that there is no time for.
-    """
-
-    turns: tuple[tuple[Pair, ...], ...]
-    skipped: int = 0
+Turn = tuple[Pair, ...]
+"""Pairs that measure at the same time; no host is in two of them."""
 
 
-def schedule(hosts: Sequence[Sequence[int]], *, turn_s: float, budget_s: float) -> Schedule:
-    """Return the turns for the first rank of every host, and for two ranks of each host.
+def schedule(
+    hosts: Sequence[Sequence[int]], *, turn_s: float, budget_s: float
+) -> tuple[tuple[Turn, ...], int]:
+    """Return the turns in which links are measured, and how many pairs of hosts have no time.
+
+    They are for the first rank of every host, and for two ranks of each host.
 
     Ranks of one host share its link, so one of them measures it. Pairs go one by one as long as
     that fits into ``budget_s``: no measurement disturbs another. Else all hosts measure at once in
@@ -58,13 +53,13 @@ def schedule(hosts: Sequence[Sequence[int]], *, turn_s: float, budget_s: float) 
     pairs = sum(map(len, rounds))
     if 2 * (pairs + len(inside)) <= most:
         one_by_one = [*((pair,) for pair in inside), *((p,) for each in rounds for p in each)]
-        return Schedule(_both_ways(one_by_one))
+        return _both_ways(one_by_one), 0
     within = [tuple(inside)] if inside else []
     kept = rounds[: max(1, most // 2 - len(within))]
-    return Schedule(_both_ways([*within, *kept]), pairs - sum(map(len, kept)))
+    return _both_ways([*within, *kept]), pairs - sum(map(len, kept))
 
 
-def _tournament(players: Sequence[int]) -> list[tuple[Pair, ...]]:
+def _tournament(players: Sequence[int]) -> list[Turn]:
     """Return rounds in which each meets each once; no rank is in two pairs of a round."""
     ring: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
     half, rounds = len(ring) // 2, []
@@ -77,7 +72,7 @@ def _tournament(players: Sequence[int]) -> list[tuple[Pair, ...]]:
     return rounds
 
 
-def _both_ways(rounds: Sequence[tuple[Pair, ...]]) -> tuple[tuple[Pair, ...], ...]:
+def _both_ways(rounds: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(turn for pairs in rounds for turn in (pairs, tuple((b, a) for a, b in pairs)))
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TextIO, final
+from typing import TextIO, final
 
 import numpy as np
 import torch
@@ -46,25 +46,12 @@ from ._timed_step import BUDGET_S, REFERENCE, Reference, Step, load_step, sizes_
 _POLL_S = 0.02
 
 
-class KeyStore(Protocol):
-    """Where texts are kept by name: any of torch's stores."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Keep ``value`` as ``key``."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return what is kept as ``key``."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Return whether all of ``keys`` are there."""
-
-
 @final
 class StoreChannel:
     """Leaves and fetches texts by topic and rank.
 
     Args:
-        store: what all ranks share.
+        store: what all ranks share, any of torch's.
         rank: the own one.
         world_size: how many there are.
         clock, sleep: of this process.
@@ -72,7 +59,7 @@ class StoreChannel:
 
     def __init__(
         self,
-        store: KeyStore,
+        store: dist.Store,  # type: ignore[name-defined]
         rank: int,
         world_size: int,
         *,
@@ -84,7 +71,7 @@ class StoreChannel:
 
     def leave(self, topic: str, text: str) -> None:
         """Have the others find ``text`` under this topic and the own rank."""
-        self._store.set(_key(topic, self.rank), text)
+        self._store.set(f"{topic}/{self.rank}", text)
 
     def fetch(
         self,
@@ -98,7 +85,7 @@ class StoreChannel:
 
         ``meanwhile`` is called again and again while others are waited for.
         """
-        waiting = {rank: _key(topic, rank) for rank in ranks}
+        waiting = {rank: f"{topic}/{rank}" for rank in ranks}
         until_s = self._clock() + within_s
         # All at once: a question for each would be many for a large cluster.
         while waiting and not self._store.check(list(waiting.values())):
@@ -148,10 +135,6 @@ def open_desk(environ: Mapping[str, str], *, timeout_s: float) -> StoreChannel:
     attempt = environ.get("TORCHELASTIC_RESTART_COUNT", "0")
     own = dist.PrefixStore(f"evenstep-doctor-{attempt}", store)  # type: ignore[attr-defined]
     return StoreChannel(own, rank, world_size)
-
-
-def _key(topic: str, rank: int) -> str:
-    return f"{topic}/{rank}"
 
 
 def device_for(local_rank: int) -> torch.device:
@@ -267,18 +250,9 @@ class DoctorOrders:
     """
 
     ranks: tuple[int, ...]
-    addresses: dict[str, tuple[str, ...]]
-    turns: tuple[tuple[tuple[int, ...], ...], ...]
+    addresses: dict[int, tuple[str, int]]
+    turns: tuple[tuple[tuple[int, int], ...], ...]
     sizes: tuple[int, ...]
-
-    def address(self, rank: int) -> tuple[str, int]:
-        """Return where a rank listens."""
-        host, port = self.addresses[str(rank)]
-        return host, int(port)
-
-
-class NotExamined(RuntimeError):
-    """Rank 0 did not answer, or began without this rank; the message says which."""
 
 
 def examine(
@@ -299,36 +273,26 @@ def examine(
         patience: how long to wait for others.
 
     Raises:
-        NotExamined: rank 0 did not answer, or gave this rank up.
+        RuntimeError: rank 0 did not answer, or gave this rank up.
     """
     device = device_for(int(os.environ.get("LOCAL_RANK", 0)))
     if device.type == "cuda":
         torch.cuda.set_device(device)  # steps are waited for on the current one
     limits = read_cgroups()
-    load: Callable[[], Step] = partial(Reference, device) if step is None else partial(_own, step)
+    load = partial(Reference, device) if step is None else partial(load_step, step)
     if desk.rank == 0:
         desk.leave("token", secrets.token_hex(16))
     token = desk.wait("token", patience.arrive_s)
     if token is None:
-        raise NotExamined(f"Rank 0 was not heard within {patience.arrive_s:g} s.")
+        raise RuntimeError(f"Rank 0 was not heard within {patience.arrive_s:g} s.")
     with LinkServer(token) as server:
         facts = facts_of(desk.rank, device, limits, environ=os.environ, port=server.port)
         desk.leave("facts", encode(facts).decode())
-        member = _Member(desk, limits, token, load, patience)
+        rank = _Rank(desk, limits, token, load, patience, line)
         if desk.rank:
-            member.follow()
+            rank.follow()
             return None
-        name = REFERENCE if step is None else step
-        return _Leader(member, line).checkup(global_batch_size, name)
-
-
-def _own(step: str) -> Step:
-    return load_step(step)
-
-
-def _pairs_in(turns: Iterable[Iterable[tuple[int, ...]]]) -> set[frozenset[int]]:
-    """Return the pairs of some turns, whichever way."""
-    return {frozenset(pair) for turn in turns for pair in turn}
+        return rank.lead(global_batch_size, REFERENCE if step is None else step)
 
 
 def _read(sent: str) -> RankFacts | None:
@@ -339,69 +303,37 @@ def _read(sent: str) -> RankFacts | None:
         return None
 
 
-def _ends(link: LinkSpeed) -> frozenset[int]:
-    return frozenset((link.receiver, link.sender))
-
-
 @dataclass(frozen=True, slots=True)
-class _Member:
-    """A rank's own measurements."""
+class _Rank:
+    """A rank's own measurements; rank 0 gives the word for each part, and gathers what comes."""
 
     desk: StoreChannel
     limits: CgroupLimits
     token: str
     load: Callable[[], Step]
     patience: Patience
+    line: StageLine
 
     def follow(self) -> None:
         """Take part until rank 0 says that it is over."""
-        sent = self.desk.wait("orders", self.patience.all_s)
-        if sent is None:
-            raise NotExamined("Rank 0 sent no plan: it may have ended.")
-        orders = decode(sent, type=DoctorOrders)
+        orders = decode(self._received("orders"), type=DoctorOrders)
         if self.desk.rank not in orders.ranks:
-            raise NotExamined(
+            raise RuntimeError(
                 f"Rank {self.desk.rank} came too late: the others began after "
                 f"{self.patience.arrive_s:g} s."
             )
         for at, turn in enumerate(orders.turns):
             mine = [pair for pair in turn if pair[0] == self.desk.rank]
             if mine and self._received(f"turn-{at}") == GO:
-                self.measure(at, mine, orders)
+                self._measure(at, mine, orders)
         self._received("steps")
-        self.time(orders)
+        self._time(orders)
         self._received("end")
         self.desk.leave("bye", "")
 
-    def measure(self, at: int, pairs: Iterable[tuple[int, ...]], orders: DoctorOrders) -> None:
-        """Measure what comes from others in one turn."""
-        for receiver, sender in pairs:
-            link = measure_link(receiver, sender, orders.address(sender), self.token)
-            self.desk.leave(f"link-{at}", encode(link).decode())
-
-    def time(self, orders: DoctorOrders) -> None:
-        """Time steps."""
-        budget_s = self.patience.timing_s
-        pace = time_steps(self.desk.rank, self.load, orders.sizes, self.limits, budget_s=budget_s)
-        self.desk.leave("pace", encode(pace).decode())
-
-    def _received(self, topic: str) -> str:
-        sent = self.desk.wait(topic, self.patience.all_s)
-        if sent is None:
-            raise NotExamined(f"Rank 0 did not go on to `{topic}`: it may have ended.")
-        return sent
-
-
-@dataclass(frozen=True, slots=True)
-class _Leader:
-    """Rank 0: gives the word for each part, and gathers what comes."""
-
-    member: _Member
-    line: StageLine
-
-    def checkup(self, given: int | None, workload: str) -> Checkup:
+    def lead(self, given: int | None, workload: str) -> Checkup:
         """Return what all ranks said and measured; the rest continues without those that do not."""
-        desk, patience = self.member.desk, self.member.patience
+        desk, patience = self.desk, self.patience
         sent = desk.fetch(
             *("facts", range(desk.world_size), patience.arrive_s),
             meanwhile=partial(self.line.say, "waiting for all ranks"),
@@ -412,11 +344,11 @@ class _Leader:
         global_batch_size = given or each * desk.world_size
         checkup = Checkup(desk.world_size, global_batch_size, workload, ranks)
         hosts = [[facts.rank for facts in group] for group in checkup.machines.values()]
-        plan = schedule(hosts, turn_s=TURN_S, budget_s=patience.links_s)
+        turns, num_skipped = schedule(hosts, turn_s=TURN_S, budget_s=patience.links_s)
         orders = DoctorOrders(
             ranks=tuple(facts.rank for facts in ranks),
-            addresses={str(f.rank): (f.network.address, str(f.network.port)) for f in ranks},
-            turns=plan.turns,
+            addresses={f.rank: (f.network.address, f.network.port) for f in ranks},
+            turns=turns,
             sizes=sizes_for(global_batch_size, desk.world_size),
         )
         desk.leave("orders", encode(orders).decode())
@@ -425,27 +357,41 @@ class _Leader:
         desk.leave("end", "")
         others = [pace.rank for pace in paces if pace.rank and pace.seconds]
         desk.fetch("bye", others, FAREWELL_S)  # this process may hold the store
-        planned, measured = _pairs_in(orders.turns), {_ends(link) for link in links}
-        return replace(
-            checkup,
-            links=links,
-            paces=paces,
-            skipped_pairs=plan.skipped + len(planned - measured),
-        )
+        planned = {frozenset(pair) for turn in turns for pair in turn}
+        measured = {frozenset((link.receiver, link.sender)) for link in links}
+        num_skipped += len(planned - measured)
+        return replace(checkup, links=links, paces=paces, skipped_pairs=num_skipped)
+
+    def _measure(self, at: int, pairs: Iterable[tuple[int, int]], orders: DoctorOrders) -> None:
+        """Measure what comes from others in one turn."""
+        for receiver, sender in pairs:
+            link = measure_link(receiver, sender, orders.addresses[sender], self.token)
+            self.desk.leave(f"link-{at}", encode(link).decode())
+
+    def _time(self, orders: DoctorOrders) -> None:
+        budget_s = self.patience.timing_s
+        pace = time_steps(self.desk.rank, self.load, orders.sizes, self.limits, budget_s=budget_s)
+        self.desk.leave("pace", encode(pace).decode())
+
+    def _received(self, topic: str) -> str:
+        sent = self.desk.wait(topic, self.patience.all_s)
+        if sent is None:
+            raise RuntimeError(f"Rank 0 did not go on to `{topic}`: it may have ended.")
+        return sent
 
     def _links(self, orders: DoctorOrders) -> tuple[LinkSpeed, ...]:
-        desk, found = self.member.desk, list[LinkSpeed]()
+        found: list[LinkSpeed] = []
         silent: set[int] = set()
-        until_s = time.monotonic() + 1.5 * self.member.patience.links_s  # dead links take longer
+        until_s = time.monotonic() + 1.5 * self.patience.links_s  # dead links take longer
         for at, turn in enumerate(orders.turns):
             self.line.say("measuring links")
             if time.monotonic() > until_s:
-                desk.leave(f"turn-{at}", SKIP)
+                self.desk.leave(f"turn-{at}", SKIP)
                 continue
             awaited = {pair[0]: pair[1] for pair in turn if pair[0] not in silent}
-            desk.leave(f"turn-{at}", GO)
-            self.member.measure(at, [pair for pair in turn if pair[0] == 0], orders)
-            sent = desk.fetch(f"link-{at}", awaited, self.member.patience.turn_s)
+            self.desk.leave(f"turn-{at}", GO)
+            self._measure(at, [pair for pair in turn if pair[0] == 0], orders)
+            sent = self.desk.fetch(f"link-{at}", awaited, self.patience.turn_s)
             for receiver, sender in awaited.items():
                 if receiver in sent:
                     found.append(decode(sent[receiver], type=LinkSpeed))
@@ -455,12 +401,11 @@ class _Leader:
         return tuple(found)
 
     def _paces(self, orders: DoctorOrders) -> tuple[Pace, ...]:
-        desk = self.member.desk
-        self.line.say(f"timing steps, {self.member.patience.timing_s:g} s")
-        desk.leave("steps", "")
-        self.member.time(orders)
-        within_s = self.member.patience.steps_s
-        sent = desk.fetch("pace", orders.ranks, within_s)
+        self.line.say(f"timing steps, {self.patience.timing_s:g} s")
+        self.desk.leave("steps", "")
+        self._time(orders)
+        within_s = self.patience.steps_s
+        sent = self.desk.fetch("pace", orders.ranks, within_s)
         late = f"no times {within_s:g} s after rank 0 had its own"
         return tuple(
             decode(sent[rank], type=Pace) if rank in sent else Pace(rank, (), (), 0.0, late)
