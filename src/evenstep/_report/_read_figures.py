@@ -286,13 +286,13 @@ def read_figures(path: str | Path) -> ReportFigures:
     """
     events = EventFile(path, check=_check)
     figures = ReportFigures(_name_of(events.path))
-    for _, event in events:
+    for event in events:
         figures.add(event)
     if not figures.finish():
         remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."
         got = f"none in {events.path}"
         raise invalid("read_figures(path=...)", "hold a measured step", got, remedy)
-    figures.left_out = str(events.left_out)
+    figures.left_out = events.left_out
     return figures
 
 

@@ -4,7 +4,6 @@ from ._event_lines import EventFile as EventFile
 from ._event_lines import EventLines as EventLines
 from ._event_lines import FollowedFile as FollowedFile
 from ._event_lines import Line as Line
-from ._event_lines import read_events as read_events
 from ._line import FaultLog as FaultLog
 from ._line import ProgressLine as ProgressLine
 from ._outlet import Fanout as Fanout

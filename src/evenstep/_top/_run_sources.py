@@ -91,7 +91,7 @@ class FileSource:
     @property
     def remark(self) -> str:
         notes = [f"only the last {TAIL >> 20} MiB were read at first"] if self._is_cut else []
-        if left_out := str(self._lines.left_out):
+        if left_out := self._lines.left_out:
             notes.append(left_out)
         return "; ".join(notes)
 
@@ -167,7 +167,7 @@ class StreamSource:
 
     @property
     def remark(self) -> str:
-        return str(self._lines.left_out)
+        return self._lines.left_out
 
     def update(self, *, within_s: float) -> bool:
         if self._thread is None:
