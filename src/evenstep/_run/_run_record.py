@@ -8,8 +8,8 @@ from typing import Any
 
 from .._exchange._exchange import Exchange
 from .._planner import AbstractPlanner, Job
-from .._telemetry import Fanout, Outlet, close_all, open_outlets, versions_here
-from ..events import Hook, RunEnded, RunStarted
+from .._telemetry import Outlet, close_all, open_outlets, versions_here
+from ..events import Event, Hook, RunEnded, RunStarted
 from ..policies import AbstractPolicy
 from ._estimates import Estimates
 from ._runtime import AbstractRuntime
@@ -38,9 +38,6 @@ class RunRecord:
     Args:
         runtime: names the sinks.
         speaks: whether this rank has them.
-
-    Attributes:
-        emit: takes an event.
     """
 
     def __init__(self, runtime: AbstractRuntime, *, speaks: bool) -> None:
@@ -49,7 +46,11 @@ class RunRecord:
             self._outlets = open_outlets(
                 runtime.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
             )
-        self.emit: Hook = Fanout(self._outlets)
+
+    def emit(self, event: Event) -> None:
+        """Give an event to all sinks; never waits."""
+        for outlet in self._outlets:
+            outlet(event)
 
     def start(self) -> None:
         """Start the threads of the sinks."""

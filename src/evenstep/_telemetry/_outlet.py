@@ -259,31 +259,6 @@ def close_all(outlets: Sequence[Outlet], *, within_s: float = 2.0) -> None:
         outlet.close(within_s=max(0.0, deadline_s - monotonic()))
 
 
-class Fanout:
-    """Passes every event on to all hooks, in order.
-
-    A hook that raises is reported once, through the logger ``evenstep``, and left out from then
-    on: telemetry never stops training.
-    """
-
-    def __init__(self, hooks: Sequence[Hook]) -> None:
-        self._hooks = list(hooks)
-
-    def __call__(self, event: Event) -> None:
-        """Pass ``event`` on."""
-        for hook in tuple(self._hooks):
-            try:
-                hook(event)
-            except Exception:
-                self._hooks.remove(hook)
-                _LOG.exception(
-                    "The telemetry hook %r raised on %s and is left out from now on; "
-                    "training continues.",
-                    hook,
-                    type(event).__name__,
-                )
-
-
 def open_outlets(
     run_dir: str | Path | None, *, line_every: int | None, hooks: Iterable[Hook]
 ) -> list[Outlet]:
@@ -298,8 +273,9 @@ def open_outlets(
     outlets = []
     if run_dir is not None and (file := _open_file(Path(run_dir))) is not None:
         outlets.append(Outlet(file, finish=file.close))
-    line = [] if line_every is None else [ProgressLine(sys.stderr, line_every)]
-    outlets.append(Outlet(Fanout((FaultLog(), *line)), name="standard error"))
+    outlets.append(Outlet(FaultLog(), name="standard error"))
+    if line_every is not None:
+        outlets.append(Outlet(ProgressLine(sys.stderr, line_every), name="standard error"))
     return outlets + [Outlet(hook) for hook in hooks]
 
 

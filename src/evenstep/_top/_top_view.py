@@ -109,11 +109,12 @@ def _pace(run: LiveRun) -> Text:
 
 
 def _saved(run: LiveRun) -> Text:
-    if not run.wall_s or run.equal_s <= 0 or (run.start is not None and run.start.keeps_equal):
+    wall_s, equal_s = run.whole.wall_s, run.whole.equal_s
+    if not wall_s or equal_s <= 0 or (run.start is not None and run.start.keeps_equal):
         return Text()
-    saved_s = run.equal_s - run.wall_s
+    saved_s = equal_s - wall_s
     verb = "saved" if saved_s >= 0 else "lost"
-    share = percent(abs(saved_s) / run.equal_s)
+    share = percent(abs(saved_s) / equal_s)
     return Text(f"{verb} {_long(abs(saved_s))} ({share} %) since step {run.first_step}")
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from .._telemetry._event_lines import WARM_UP, Recorded
+from .._telemetry._line import whole_steps
 from .._types import FloatArray, IntArray
 from ..events import StepMeasured
 from ..exceptions import invalid
@@ -128,14 +129,8 @@ def _by_cost(steps: Iterable[StepMeasured]) -> RecordedSplits | None:
 
 
 def _overhead_s(steps: Iterable[StepMeasured]) -> float:
-    """Return the median of what a step took past its computing; ``wall_s`` is of the one before."""
-    before: StepMeasured | None = None
-    past_s: list[float] = []
-    for step in steps:
-        follows = before is not None and step.step == before.step + step.num_steps
-        if before is not None and follows and step.wall_s is not None:
-            past_s.append(step.wall_s - before.makespan_s)
-        before = step
+    """Return the median of what a step took past its computing."""
+    past_s = [wall_s - step.makespan_s for step, wall_s in whole_steps(steps)]
     return max(float(np.median(past_s)), 0.0) if past_s else 0.0
 
 
