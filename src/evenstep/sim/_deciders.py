@@ -1,8 +1,7 @@
-"""Who plans a simulated run: a policy in the trainer's own planner, or an oracle."""
+"""Who plans a simulated run: a policy in the trainer's own planners."""
 
 from __future__ import annotations
 
-import abc
 from typing import Any
 
 import numpy as np
@@ -12,24 +11,10 @@ from .._types import Cluster, FloatArray, IntArray, StepTimings
 from ..events import PolicyFailed
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, Auto, Equal
-from ..solve._allocate import allocate
 from ._sample_workload import SampleWorkload
-from ._workload import AbstractWorkload
 
 
-class AbstractDecider(abc.ABC):
-    """Gives the plan of a step, and is informed how it went."""
-
-    @abc.abstractmethod
-    def plan(self, step: int, members: IntArray) -> tuple[IntArray, str]:
-        """Return the members' batch sizes, ``(num_members,)``, and why they are such."""
-
-    @abc.abstractmethod
-    def observe(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
-        """Take in what the members computed in ``step``, both ``(num_members,)``."""
-
-
-class PolicyDecider(AbstractDecider):
+class PolicyDecider:
     """A policy, planned for by the ``Planner`` that trains on rank 0.
 
     When workers leave or join, another planner takes over for those who are there, as after an
@@ -47,6 +32,7 @@ class PolicyDecider(AbstractDecider):
         self._planner: Planner | None = None
 
     def plan(self, step: int, members: IntArray) -> tuple[IntArray, str]:
+        """Return the members' batch sizes, ``(num_members,)``, and why they are such."""
         if self._planner is None or not np.array_equal(members, self._members):
             self._planner = self._restarted(step, members)
             self._members = members
@@ -54,6 +40,7 @@ class PolicyDecider(AbstractDecider):
         return np.array(plan.batch_size, np.int64), plan.reason
 
     def observe(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
+        """Take in what the members computed in ``step``, both ``(num_members,)``."""
         assert self._planner is not None
         ran_under = self._planner.plan
         timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
@@ -72,32 +59,13 @@ class PolicyDecider(AbstractDecider):
             self._planner.account(reports, ran_under)
 
     def _restarted(self, step: int, members: IntArray) -> Planner:
-        planner = Planner(
-            self._policy, job_of(among(self._cluster, members, step)), warm_up_steps=0
-        )
+        job = job_of(among(self._cluster, members, step))
+        planner = Planner(self._policy, job, warm_up_steps=0)
         if self._planner is not None:
             place = {int(worker): rank for rank, worker in enumerate(self._members)}
             former = np.array([place.get(int(worker), -1) for worker in members], np.int64)
             planner.restore(self._planner.learnt(), former)
         return planner
-
-
-class OracleDecider(AbstractDecider):
-    """The best split for what every step will take, luck apart."""
-
-    def __init__(self, workload: AbstractWorkload, cluster: Cluster) -> None:
-        self._workload, self._cluster = workload, cluster
-        self._last = -2, np.empty(0, np.int64)
-
-    def plan(self, step: int, members: IntArray) -> tuple[IntArray, str]:
-        before, best = self._last
-        if before != step - 1 or not self._workload.repeats(step):
-            best = allocate(self._workload.times(step), among(self._cluster, members, step))
-        self._last = step, best
-        return best, "foreseen"
-
-    def observe(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
-        """Nothing to be learnt."""
 
 
 def among(cluster: Cluster, members: IntArray, step: int) -> Cluster:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,7 +13,8 @@ from .._types import Cluster, FloatArray, IntArray
 from ..claims import AbstractScheme, Bsp
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, by_name
-from ._deciders import AbstractDecider, CostDecider, OracleDecider, PolicyDecider
+from ..solve._allocate import allocate
+from ._deciders import CostDecider, PolicyDecider, among
 from ._sample_workload import SampleWorkload
 from ._workload import AbstractWorkload, BoolArray
 
@@ -66,12 +67,13 @@ def run(
             raise invalid("sim.run(cost=...)", rule, type(workload).__name__, remedy)
         by_cost = CostDecider(given, cluster, workload, cost)
         if not by_cost.is_one_for_all:  # then samples are counted, as in training
-            return _play_by_cost(by_cost, workload, comm)
+            return _report(workload, _play_by_cost(by_cost, workload, comm))
     first = workload.members(0)
     elastic = any(
         not np.array_equal(workload.members(step), first) for step in range(workload.num_steps)
     )
-    return _play(PolicyDecider(given, cluster, elastic=elastic), workload, scheme, comm)
+    decider = PolicyDecider(given, cluster, elastic=elastic)
+    return _report(workload, _play(decider.plan, workload, scheme, comm, observe=decider.observe))
 
 
 def oracle(
@@ -89,41 +91,52 @@ def oracle(
     ``lower_bound_s`` of the workload instead.
     """
     _check_world(cluster, workload)
-    return _play(OracleDecider(workload, cluster), workload, scheme, comm).step_s
+
+    def foreseen(step: int, members: IntArray) -> tuple[IntArray, str]:
+        return allocate(workload.times(step), among(cluster, members, step)), "foreseen"
+
+    return _report(workload, _play(foreseen, workload, scheme, comm)).step_s
+
+
+Played = tuple[int, IntArray, "Round", str, float]
+"""The first step of a round, the workers that are there, what they did, why, and its seconds."""
 
 
 def _play(
-    decider: AbstractDecider,
+    plan: Callable[[int, IntArray], tuple[IntArray, str]],
     workload: AbstractWorkload,
     scheme: AbstractScheme[Any],
     comm: Comm | None,
-) -> SimReport:
-    """Run all rounds, one after the other."""
-    floor, log = Floor(workload, scheme), Log(workload)
+    *,
+    observe: Callable[[int, IntArray, FloatArray], None] | None = None,
+) -> Iterator[Played]:
+    """Run all rounds, one after the other, by plans of a step for the workers that are there."""
+    floor = Floor(workload, scheme)
     step = 0
     while step < workload.num_steps:
         members = workload.members(step)
-        sizes, reason = decider.plan(step, members)
+        sizes, reason = plan(step, members)
         done = floor.round(step, members, sizes)
         round_s = float(done.end_s.max()) if comm is None else comm(done.end_s)
-        log.put(step, members, done, reason=reason, round_s=round_s)
+        yield step, members, done, reason, round_s
         step += len(done.batch_size)
-        decider.observe(step - 1, done.shown_size, done.shown_s)
-    return log.report()
+        if observe is not None:
+            observe(step - 1, done.shown_size, done.shown_s)
 
 
-def _play_by_cost(decider: CostDecider, workload: SampleWorkload, comm: Comm | None) -> SimReport:
+def _play_by_cost(
+    decider: CostDecider, workload: SampleWorkload, comm: Comm | None
+) -> Iterator[Played]:
     """Run all steps with samples assigned one by one."""
-    log, ranks = Log(workload), np.arange(workload.world_size)
+    ranks = np.arange(workload.world_size)
     for step in range(workload.num_steps):
         owner, reason = decider.plan(step)
         compute_s = workload.assigned_s(step, owner)
         counts = np.bincount(owner, minlength=len(ranks))
         done = as_planned(compute_s[np.newaxis], counts, np.ones_like(counts))
         step_s = float(compute_s.max()) if comm is None else comm(done.end_s)
-        log.put(step, ranks, done, reason=reason, round_s=step_s)
+        yield step, ranks, done, reason, step_s
         decider.observe(step, owner, compute_s)
-    return log.report()
 
 
 def _check_world(cluster: Cluster, workload: AbstractWorkload) -> None:
@@ -352,40 +365,23 @@ class SimReport:
         return float(self.step_s.mean() / oracle_s.mean() - 1)
 
 
-class Log:
-    """Fills the arrays of a report, round after round."""
-
-    def __init__(self, workload: AbstractWorkload) -> None:
-        shape = (workload.num_steps, workload.world_size)
-        self._step_s = np.empty(shape[0])
-        self._batch_size, self._compute_s = np.zeros(shape, np.int64), np.zeros(shape)
-        self._staleness, self._num_moves = np.zeros((2, shape[0]), np.int64)
-        self._presence = np.zeros(shape, np.bool_)
-        self._reasons: list[str] = []
-
-    def put(
-        self, step: int, members: IntArray, done: Round, *, reason: str, round_s: float
-    ) -> None:
-        """Write down the round that began with ``step`` and took ``round_s`` in all."""
+def _report(workload: AbstractWorkload, rounds: Iterable[Played]) -> SimReport:
+    """Return what happens in all rounds."""
+    shape = (workload.num_steps, workload.world_size)
+    step_s, compute_s = np.empty(shape[0]), np.zeros(shape)
+    batch_size, presence = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+    staleness, num_moves = np.zeros((2, shape[0]), np.int64)
+    reasons: list[str] = []
+    for step, members, done, reason, round_s in rounds:
         num_steps = len(done.batch_size)
         rows = slice(step, step + num_steps)
-        self._step_s[rows] = round_s / num_steps
-        self._batch_size[rows, members] = done.batch_size
-        self._compute_s[rows, members] = done.compute_s
-        self._presence[rows, members] = True
-        self._staleness[rows], self._num_moves[rows] = done.staleness, done.num_moves
-        self._reasons += [reason] * num_steps
-
-    def report(self) -> SimReport:
-        """Return what has happened."""
-        changed = (self._presence[1:] != self._presence[:-1]).any(axis=1)
-        return SimReport(
-            step_s=self._step_s,
-            batch_size=self._batch_size,
-            compute_s=self._compute_s,
-            reasons=tuple(self._reasons),
-            staleness=self._staleness,
-            num_moves=self._num_moves,
-            presence=self._presence,
-            restarts=tuple((np.flatnonzero(changed) + 1).tolist()),
-        )
+        step_s[rows] = round_s / num_steps
+        batch_size[rows, members], compute_s[rows, members] = done.batch_size, done.compute_s
+        presence[rows, members] = True
+        staleness[rows], num_moves[rows] = done.staleness, done.num_moves
+        reasons += [reason] * num_steps
+    changed = (presence[1:] != presence[:-1]).any(axis=1)
+    restarts = tuple((np.flatnonzero(changed) + 1).tolist())
+    return SimReport(
+        step_s, batch_size, compute_s, tuple(reasons), staleness, num_moves, presence, restarts
+    )

@@ -164,9 +164,6 @@ class SampleWorkload(AbstractWorkload):
     def times(self, step: int) -> AbstractTimeModel:
         return self.lines.times(step)
 
-    def repeats(self, step: int) -> bool:
-        return self.lines.repeats(step)
-
     def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
         return self.assigned_s(step, np.repeat(np.arange(self.world_size), batch_size))
 

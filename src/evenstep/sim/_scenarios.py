@@ -7,7 +7,6 @@ numbers, if only in the last bit.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.random import Generator
@@ -68,9 +67,9 @@ def scenario(name: str, world_size: int = 8, num_steps: int = 600, seed: int = 0
     draw = np.random.default_rng(seed)
     if name in _DIFFERENT:
         return _DIFFERENT[name](draw, world_size, num_steps)
-    times = _steady(draw, world_size, num_steps)
-    _LINES[name](draw, times)
-    return Scenario(name, times.intercept_s, times.slope_s, times.jitter)
+    intercept_s, slope_s, jitter = _steady(draw, world_size, num_steps)
+    _LINES[name](draw, slope_s, jitter)  # changes them in place
+    return Scenario(name, intercept_s, slope_s, jitter)
 
 
 def _check(name: str, value: int, *, least: int) -> None:
@@ -79,83 +78,78 @@ def _check(name: str, value: int, *, least: int) -> None:
         raise invalid(f"scenario({name}=...)", f"be an integer >= {least}", repr(value), remedy)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Times:
-    """Times under construction, changed in place: ``(W,)``, ``(T, W)`` and ``(T, W)``."""
-
-    intercept_s: FloatArray
-    slope_s: FloatArray
-    jitter: FloatArray
+Times = tuple[FloatArray, FloatArray, FloatArray]
+"""Intercepts, slopes and jitter under construction: ``(W,)``, ``(T, W)`` and ``(T, W)``."""
 
 
-def _steady(draw: Generator, world_size: int, num_steps: int) -> _Times:
+def _steady(draw: Generator, world_size: int, num_steps: int) -> Times:
     """Return workers that differ, with nothing but 2 % of jitter."""
     base = 1e-3 * np.exp(draw.uniform(0, np.log(4), world_size))  # 1 to 4 ms a sample
     intercept_s = draw.uniform(2e-3, 2e-2, world_size)
     slope_s = np.tile(base, (num_steps, 1))
     jitter = np.exp(0.02 * draw.standard_normal((num_steps, world_size)))
-    return _Times(intercept_s, slope_s, jitter)
+    return intercept_s, slope_s, jitter
 
 
-def _static(draw: Generator, times: _Times) -> None:
+def _static(draw: Generator, slope_s: FloatArray, jitter: FloatArray) -> None:
     """Nothing happens."""
 
 
-def _step(draw: Generator, times: _Times) -> None:
+def _step(draw: Generator, slope_s: FloatArray, jitter: FloatArray) -> None:
     """Six lasting changes of one worker's cost."""
-    num_steps, world_size = times.slope_s.shape
+    num_steps, world_size = slope_s.shape
     for _ in range(6):
         worker, at = draw.integers(world_size), draw.integers(num_steps)
-        times.slope_s[at:, worker] *= draw.choice([0.5, 2.0, 3.0])
+        slope_s[at:, worker] *= draw.choice([0.5, 2.0, 3.0])
 
 
-def _drift(draw: Generator, times: _Times) -> None:
+def _drift(draw: Generator, slope_s: FloatArray, jitter: FloatArray) -> None:
     """Ornstein-Uhlenbeck in the logarithm, about 30 % standard deviation."""
-    at = np.zeros(times.slope_s.shape[1])
-    for row in times.slope_s:
+    at = np.zeros(slope_s.shape[1])
+    for row in slope_s:
         at = 0.98 * at + 0.06 * draw.standard_normal(len(at))
         row *= np.exp(at)
 
 
-def _burst(draw: Generator, times: _Times) -> None:
+def _burst(draw: Generator, slope_s: FloatArray, jitter: FloatArray) -> None:
     """On with 1 % a step, off with 5 %, 2.5 times slower while on."""
-    on = np.zeros(times.slope_s.shape[1], np.bool_)
-    for row in times.slope_s:
+    on = np.zeros(slope_s.shape[1], np.bool_)
+    for row in slope_s:
         on = np.where(on, draw.random(len(on)) > 0.05, draw.random(len(on)) < 0.01)
         row *= np.where(on, 2.5, 1.0)
 
 
-def _jitter(draw: Generator, times: _Times) -> None:
+def _jitter(draw: Generator, slope_s: FloatArray, jitter: FloatArray) -> None:
     """2 % of the single worker-steps take 1.5 to 4 times as long."""
-    shape = times.jitter.shape
-    times.jitter[:] *= np.where(draw.random(shape) < 0.02, draw.uniform(1.5, 4.0, shape), 1.0)
+    shape = jitter.shape
+    jitter[:] *= np.where(draw.random(shape) < 0.02, draw.uniform(1.5, 4.0, shape), 1.0)
 
 
-def _diurnal(draw: Generator, times: _Times) -> None:
+def _diurnal(draw: Generator, slope_s: FloatArray, jitter: FloatArray) -> None:
     """A sine of period 200 steps, own phase each."""
-    times.slope_s[:] *= 1 + 0.5 * np.sin(_angle(draw, times, 200))
+    slope_s[:] *= 1 + 0.5 * np.sin(_angle(draw, slope_s, 200))
 
 
-def _correlated(draw: Generator, times: _Times) -> None:
+def _correlated(draw: Generator, slope_s: FloatArray, jitter: FloatArray) -> None:
     """Half of the workers share a host, 2.2 times slower now and then."""
-    num_steps, world_size = times.slope_s.shape
+    num_steps, world_size = slope_s.shape
     shared = np.cumsum(draw.random(num_steps) < 0.012) % 2
-    times.slope_s[:, : world_size // 2] *= np.where(shared, 2.2, 1.0)[:, np.newaxis]
+    slope_s[:, : world_size // 2] *= np.where(shared, 2.2, 1.0)[:, np.newaxis]
 
 
-def _square(draw: Generator, times: _Times) -> None:
+def _square(draw: Generator, slope_s: FloatArray, jitter: FloatArray) -> None:
     """Square waves of period 90 steps, own phase each."""
-    times.slope_s[:] *= 1 + 0.4 * np.sign(np.sin(_angle(draw, times, 90)))
+    slope_s[:] *= 1 + 0.4 * np.sign(np.sin(_angle(draw, slope_s, 90)))
 
 
-def _angle(draw: Generator, times: _Times, period: int) -> FloatArray:
-    num_steps, world_size = times.slope_s.shape
+def _angle(draw: Generator, slope_s: FloatArray, period: int) -> FloatArray:
+    num_steps, world_size = slope_s.shape
     turns = 2 * np.pi * np.arange(num_steps)[:, np.newaxis] / period
     angle: FloatArray = turns + draw.uniform(0, 2 * np.pi, world_size)
     return angle
 
 
-_LINES: dict[str, Callable[[Generator, _Times], None]] = {
+_LINES: dict[str, Callable[[Generator, FloatArray, FloatArray], None]] = {
     "static": _static,
     "step": _step,
     "drift": _drift,
@@ -177,24 +171,22 @@ def _spot(draw: Generator, world_size: int, num_steps: int) -> Scenario:
         luck = draw.random(world_size)
         here = np.where(here, luck > 0.005, luck < 0.02) | on_demand
         row[:] = here
-    return Scenario("spot", times.intercept_s, times.slope_s, times.jitter, presence=presence)
+    return Scenario("spot", *times, presence=presence)
 
 
 def _saturated(draw: Generator, world_size: int, num_steps: int) -> Scenario:
     """Devices that take 40 to 120 ms for anything that does not fill them."""
     times = _steady(draw, world_size, num_steps)
     flat_s = draw.uniform(0.04, 0.12, world_size)
-    saturation = np.round(flat_s / times.slope_s[0]).astype(np.int64)
-    return Scenario(
-        "saturated", times.intercept_s, times.slope_s, times.jitter, saturation=saturation
-    )
+    saturation = np.round(flat_s / times[1][0]).astype(np.int64)
+    return Scenario("saturated", *times, saturation=saturation)
 
 
 def _capped(draw: Generator, world_size: int, num_steps: int) -> Scenario:
     """Memory for three sizes on every worker; 96 samples or more a worker fit on the whole."""
     times = _steady(draw, world_size, num_steps)
     caps = draw.permutation(np.resize([192, 48, 96], world_size))
-    return Scenario("capped", times.intercept_s, times.slope_s, times.jitter, max_batch_size=caps)
+    return Scenario("capped", *times, max_batch_size=caps)
 
 
 def _mixed(draw: Generator, world_size: int, num_steps: int) -> Scenario:

@@ -46,10 +46,6 @@ class AbstractWorkload(abc.ABC):
         """Return the times of the members in ``step``, without jitter."""
 
     @abc.abstractmethod
-    def repeats(self, step: int) -> bool:
-        """Return whether members and times, without jitter, are those of the step before."""
-
-    @abc.abstractmethod
     def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
         """Return the time of every worker in ``step`` for its samples, both ``(world_size,)``."""
 
@@ -131,11 +127,6 @@ class Workload(AbstractWorkload):
         line = AffineTime(self.intercept_s[here], self.slope_s[step, here])
         flat = self.saturation[here]
         return SaturatedTime(line, flat) if (flat > 1).any() else line
-
-    def repeats(self, step: int) -> bool:
-        assert self.presence is not None
-        both = (self.slope_s, self.presence)
-        return step > 0 and all(np.array_equal(each[step], each[step - 1]) for each in both)
 
     def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
         assert self.jitter is not None
@@ -239,8 +230,7 @@ class CurveWorkload(AbstractWorkload):
     forward, because a model does not say which part is paid once. No worker leaves or joins.
 
     Args:
-        times: the times of all workers, one model for every step. Give the same object again if
-            nothing changes, so that an oracle plans only once.
+        times: the times of all workers, one model for every step.
         jitter: factors $j$, finite, positive, ``(num_steps, world_size)``; None is 1 throughout.
 
     Raises:
@@ -279,9 +269,6 @@ class CurveWorkload(AbstractWorkload):
 
     def times(self, step: int) -> AbstractTimeModel:
         return self.curves[step]
-
-    def repeats(self, step: int) -> bool:
-        return step > 0 and self.curves[step] is self.curves[step - 1]
 
     def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
         times: FloatArray = self.curves[step].seconds(batch_size) * self.jitter[step]
