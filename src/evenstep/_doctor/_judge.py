@@ -11,7 +11,6 @@ from .._render import number, percent, seconds
 from ..advice import advise
 from ..advice._recorded_run import RunTimes
 from ..exceptions import invalid
-from ..prediction._affine_filter import AffineFilter
 from ._checkup_facts import Checkup, FoundAilment, LinkSpeed, Pace, RankFacts
 from ._judge_machines import in_words, judge_machines, numbers
 
@@ -40,27 +39,18 @@ def run_times(checkup: Checkup) -> RunTimes:
     for at, pace in enumerate(paces):
         sizes[: len(pace.sizes), at] = pace.sizes
         seconds[: len(pace.seconds), at] = pace.seconds
-    estimator = AffineFilter()
-    state = estimator.after(sizes, seconds)
-    times = estimator.times(state)
-    assert times is not None  # each has a step
-    slowest = max(float(np.median(pace.seconds)) for pace in paces)
-    return RunTimes(
-        times=times,
-        global_batch_size=max(checkup.global_batch_size, len(paces)),
-        names=tuple(_name(checkup, rank) for rank in ranks),
-        max_batch_size=None,
-        overhead_s=0.0,
-        noise=estimator.noise(state),
-        speed_error=estimator.slope_uncertainty(state),
-        time_error=estimator.uncertainty(state),
-        is_line_known=np.array([len(set(pace.sizes)) > 1 for pace in paces]),
+    found = RunTimes.of(
+        sizes,
+        seconds,
         num_steps=num_steps,
-        step_s=slowest,
-        by_cost=None,
+        step_s=max(float(np.median(pace.seconds)) for pace in paces),
+        global_batch_size=max(checkup.global_batch_size, len(paces)),
         ranks=ranks,
+        names=tuple(_name(checkup, rank) for rank in ranks),
         untimed=tuple(rank for rank in range(checkup.world_size) if rank not in ranks),
     )
+    assert found is not None  # each has a step
+    return found
 
 
 def _name(checkup: Checkup, rank: int) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,37 +40,56 @@ class RunTimes:
 
     Attributes:
         times: fixed cost and cost per sample at the end of the run, as ``AffineFilter`` has them.
-        global_batch_size: samples per step.
-        names: host and device of every rank, empty where they were not recorded.
-        max_batch_size: the caps last known; None if none was, or if they bound one forward only.
-        overhead_s: median seconds of a step past its slowest worker's computing.
-        noise: relative standard deviation of a single step; of the mean of several where they
-            were reported together.
         speed_error: relative standard error of the cost per sample, and so of the speed.
         time_error: the same of the time that a worker takes for its last batch.
         is_line_known: whether a worker was seen at two sizes or more. Where not, all of its time
             is taken for cost per sample.
         num_steps: measured steps that the estimates come from.
         step_s: median seconds of the slowest worker's computing, as it was.
-        by_cost: means over the steps that were assigned by cost; None if none was.
+        global_batch_size: samples per step.
         ranks: whose times they are, in this order.
+        names: host and device of every rank, empty where they were not recorded.
+        max_batch_size: the caps last known; None if none was, or if they bound one forward only.
+        overhead_s: median seconds of a step past its slowest worker's computing.
+        by_cost: means over the steps that were assigned by cost; None if none was.
         untimed: ranks beside them that have none.
     """
 
     times: AffineTime
-    global_batch_size: int
-    names: tuple[str, ...]
-    max_batch_size: IntArray | None
-    overhead_s: float
-    noise: FloatArray
     speed_error: FloatArray
     time_error: FloatArray
     is_line_known: NDArray[np.bool_]
     num_steps: int
     step_s: float
-    by_cost: RecordedSplits | None
+    global_batch_size: int
     ranks: tuple[int, ...]
+    names: tuple[str, ...] = ()
+    max_batch_size: IntArray | None = None
+    overhead_s: float = 0.0
+    by_cost: RecordedSplits | None = None
     untimed: tuple[int, ...] = ()
+
+    @classmethod
+    def of(cls, sizes: IntArray, seconds: FloatArray, **known: Any) -> RunTimes | None:
+        """Return what steps show; None where a worker has no samples in any.
+
+        Args:
+            sizes: samples of each step and worker, ``(num_steps, world_size)``.
+            seconds: that it computed, likewise.
+            known: the other attributes.
+        """
+        estimator = AffineFilter()
+        state = estimator.after(sizes, seconds)
+        times = estimator.times(state)
+        if times is None:
+            return None
+        return cls(
+            times,
+            estimator.slope_uncertainty(state),
+            estimator.uncertainty(state),
+            sizes.max(axis=0) > np.where(sizes > 0, sizes, sizes.max()).min(axis=0),
+            **known,
+        )
 
 
 def read_run(path: str | Path) -> RunTimes:
@@ -86,39 +106,30 @@ def read_run(path: str | Path) -> RunTimes:
         ValueError: there is no measured step.
         OSError: the file cannot be read.
     """
-    return _estimated(Recorded.of(path, caller="read_run"))
-
-
-def _estimated(run: Recorded) -> RunTimes:
+    run = Recorded.of(path, caller="read_run")
     steps = [step for _, step in run.steps]
     shown = steps[WARM_UP:] or steps
     sizes = np.array([step.batch_size for step in shown], np.int64)
-    seconds = np.array([step.compute_s for step in shown], np.float64)
-    estimator = AffineFilter()
-    state = estimator.after(sizes, seconds)
-    times = estimator.times(state)
-    if times is None:
-        rank = int(np.argmin(state["num_steps"]))
-        rule = "measure every worker at least once"
-        remedy = "Record a run in which each has samples."
-        raise invalid("read_run(path=...)", rule, f"nothing of rank {rank} in {run.file}", remedy)
     total, start = run.global_batch_size, run.start
-    names = () if start is None else tuple(zip(start.hosts, start.devices, strict=True))
-    return RunTimes(
-        times=times,
-        global_batch_size=total,
-        names=tuple(" ".join(pair) for pair in names),
-        max_batch_size=_caps(run.caps, sizes.shape[1], total),
-        overhead_s=_overhead_s(steps),
-        noise=estimator.noise(state),
-        speed_error=estimator.slope_uncertainty(state),
-        time_error=estimator.uncertainty(state),
-        is_line_known=sizes.max(axis=0) > np.where(sizes > 0, sizes, sizes.max()).min(axis=0),
+    named = () if start is None else zip(start.hosts, start.devices, strict=True)
+    found = RunTimes.of(
+        sizes,
+        np.array([step.compute_s for step in shown], np.float64),
         num_steps=sum(step.num_steps for step in shown),
         step_s=float(np.median([step.makespan_s for step in shown])),
-        by_cost=_by_cost(shown),
+        global_batch_size=total,
         ranks=tuple(range(sizes.shape[1])),
+        names=tuple(f"{host} {device}" for host, device in named),
+        max_batch_size=_caps(run.caps, sizes.shape[1], total),
+        overhead_s=_overhead_s(steps),
+        by_cost=_by_cost(shown),
     )
+    if found is None:
+        rule = "measure every worker at least once"
+        got = f"nothing of rank {np.argmin((sizes > 0).sum(axis=0))} in {run.file}"
+        remedy = "Record a run in which each has samples."
+        raise invalid("read_run(path=...)", rule, got, remedy)
+    return found
 
 
 def _by_cost(steps: Iterable[StepMeasured]) -> RecordedSplits | None:

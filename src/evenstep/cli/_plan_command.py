@@ -185,17 +185,12 @@ def _typed(speeds: str, intercepts: str | None) -> RunTimes:
     exactly = np.zeros(len(found))
     return RunTimes(
         times=AffineTime(np.array(fixed), 1 / np.array(found)),
-        global_batch_size=0,
-        names=(),
-        max_batch_size=None,
-        overhead_s=0.0,
-        noise=exactly,
         speed_error=exactly,
         time_error=exactly,
-        is_line_known=np.ones(len(found), np.bool_),
+        is_line_known=exactly == 0,
         num_steps=0,
         step_s=0.0,
-        by_cost=None,
+        global_batch_size=0,
         ranks=tuple(range(len(found))),
     )
 
