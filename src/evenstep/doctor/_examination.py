@@ -23,7 +23,6 @@ from msgspec.json import decode, encode
 from .. import __version__
 from .._doctor import (
     TURN_S,
-    CgroupLimits,
     Checkup,
     Device,
     LinkServer,
@@ -32,7 +31,6 @@ from .._doctor import (
     RankFacts,
     gpus_of_driver,
     measure_link,
-    read_cgroups,
     read_cpu,
     read_network,
     read_room,
@@ -40,6 +38,7 @@ from .._doctor import (
     schedule,
 )
 from .._exchange._threads import network_name
+from .._host import Cgroups
 from ..exceptions import invalid
 from ._timed_step import BUDGET_S, REFERENCE, Reference, Step, load_step, sizes_for, time_steps
 
@@ -147,7 +146,7 @@ def device_for(local_rank: int) -> torch.device:
 def facts_of(
     rank: int,
     device: torch.device,
-    limits: CgroupLimits,
+    groups: Cgroups,
     *,
     environ: Mapping[str, str],
     port: int,
@@ -158,7 +157,7 @@ def facts_of(
     Args:
         rank: the own one.
         device: what it computes on.
-        limits: of its control groups.
+        groups: of its process.
         environ: of its process.
         port: where it listens while links are measured.
         root: of the file system that is read.
@@ -169,8 +168,8 @@ def facts_of(
         machine=network_name(),
         versions=_versions(device),
         device=_described(device, root),
-        cpu=read_cpu(torch.get_num_threads(), limits, root),
-        room=read_room(limits, root),
+        cpu=read_cpu(torch.get_num_threads(), groups, root),
+        room=read_room(groups, root),
         network=read_network(environ, environ.get("MASTER_ADDR", "localhost"), root, port),
         variables=read_variables(environ),
         unused_gpus=0 if torch.cuda.is_available() else gpus_of_driver(root),
@@ -278,7 +277,9 @@ def examine(
     device = device_for(int(os.environ.get("LOCAL_RANK", 0)))
     if device.type == "cuda":
         torch.cuda.set_device(device)  # steps are waited for on the current one
-    limits = read_cgroups()
+    groups = Cgroups.find()
+    quota = groups.quota()
+    counts = None if quota is None else quota.file.with_name("cpu.stat")
     load = partial(Reference, device) if step is None else partial(load_step, step)
     if desk.rank == 0:
         desk.leave("token", secrets.token_hex(16))
@@ -286,9 +287,9 @@ def examine(
     if token is None:
         raise RuntimeError(f"Rank 0 was not heard within {patience.arrive_s:g} s.")
     with LinkServer(token) as server:
-        facts = facts_of(desk.rank, device, limits, environ=os.environ, port=server.port)
+        facts = facts_of(desk.rank, device, groups, environ=os.environ, port=server.port)
         desk.leave("facts", encode(facts).decode())
-        rank = _Rank(desk, limits, token, load, patience, line)
+        rank = _Rank(desk, counts, token, load, patience, line)
         if desk.rank:
             rank.follow()
             return None
@@ -308,7 +309,7 @@ class _Rank:
     """A rank's own measurements; rank 0 gives the word for each part, and gathers what comes."""
 
     desk: StoreChannel
-    limits: CgroupLimits
+    counts: Path | None
     token: str
     load: Callable[[], Step]
     patience: Patience
@@ -370,7 +371,7 @@ class _Rank:
 
     def _time(self, orders: DoctorOrders) -> None:
         budget_s = self.patience.timing_s
-        pace = time_steps(self.desk.rank, self.load, orders.sizes, self.limits, budget_s=budget_s)
+        pace = time_steps(self.desk.rank, self.load, orders.sizes, self.counts, budget_s=budget_s)
         self.desk.leave("pace", encode(pace).decode())
 
     def _received(self, topic: str) -> str:
