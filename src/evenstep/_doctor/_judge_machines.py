@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
+from .._render import counted
 from ._checkup_facts import Checkup, FoundAilment, RankFacts
 
 GIB = 2**30
@@ -105,14 +106,14 @@ def _cores(ranks: Sequence[RankFacts]) -> Iterator[FoundAilment]:
         if quota is None or threads <= quota:
             continue
         each = max(1, math.floor(quota / len(members)))
-        remedy = f"Raise the quota to {_count(threads, 'core')}"
+        remedy = f"Raise the quota to {counted(threads, 'core')}"
         if each * len(members) < threads:
             remedy += f", or set `OMP_NUM_THREADS={each}`"
         yield FoundAilment(
             "quota-below-threads",
             numbers(members),
-            f"{_threads(threads)} of {in_words(numbers(members))} under a quota of {quota:g} "
-            f"cores ({file}).",
+            f"{counted(threads, 'thread')} of {in_words(numbers(members))} under a quota of "
+            f"{quota:g} cores ({file}).",
             f"{remedy}.",
         )
     if not crowded and not by_group and all(facts.device.kind == "cpu" for facts in ranks):
@@ -143,8 +144,8 @@ def _crowded(ranks: Sequence[RankFacts]) -> FoundAilment | None:
     return FoundAilment(
         "threads-oversubscribed",
         numbers(members),
-        f"{_threads(threads)} of {in_words(numbers(members))} share "
-        f"{_count(len(cores), 'core')} of {members[0].host}{why}.",
+        f"{counted(threads, 'thread')} of {in_words(numbers(members))} share "
+        f"{counted(len(cores), 'core')} of {members[0].host}{why}.",
         f"{remedy}.",
     )
 
@@ -158,7 +159,7 @@ def _idle(ranks: Sequence[RankFacts]) -> Iterator[FoundAilment]:
         yield FoundAilment(
             "cores-idle",
             numbers(ranks),
-            f"{_threads(threads)} of {in_words(numbers(ranks))} on {cores} cores of "
+            f"{counted(threads, 'thread')} of {in_words(numbers(ranks))} on {cores} cores of "
             f"{ranks[0].host}: torchrun sets `OMP_NUM_THREADS=1` where it is not set.",
             f"Set `OMP_NUM_THREADS={each}`, less what loader workers need.",
         )
@@ -193,7 +194,7 @@ def _busy(ranks: Sequence[RankFacts]) -> str | None:
             return f"in {100 * cpu.pressure:.0f} % of the last minute something waited for a core"
         return None
     if cpu.load > cpu.num_cores * (1 + BUSY):
-        return f"a load of {cpu.load:.3g} on {_count(cpu.num_cores, 'core')} in the last minute"
+        return f"a load of {cpu.load:.3g} on {counted(cpu.num_cores, 'core')} in the last minute"
     return None
 
 
@@ -241,7 +242,7 @@ def _cards(checkup: Checkup) -> Iterator[FoundAilment]:
             yield FoundAilment(
                 "gpu-unused",
                 (facts.rank,),
-                f"{facts.name} computes on the CPU, beside {_count(facts.unused_gpus, 'GPU')} "
+                f"{facts.name} computes on the CPU, beside {counted(facts.unused_gpus, 'GPU')} "
                 "that torch does not see.",
                 "Install a torch with CUDA, or look at `CUDA_VISIBLE_DEVICES` and the container's "
                 "`--gpus`.",
@@ -273,11 +274,3 @@ def _variables(checkup: Checkup) -> Iterator[FoundAilment]:
                 f"`{setting}` on {in_words(numbers(found))}: {effect}.",
                 f"`unset {name}`, once what it was set for is found.",
             )
-
-
-def _threads(number: int) -> str:
-    return _count(number, "thread")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -15,27 +15,17 @@ import numpy as np
 from .._telemetry import EventFile
 from .._telemetry._line import happened
 from ..events import (
-    BalancingStopped,
-    ClaimsSwitched,
     EstimatesRestored,
     Event,
     ExchangeMeasured,
     LinksMeasured,
-    LossNotFinite,
-    MeasurementRejected,
-    MemoryCapped,
-    PolicyFailed,
-    PolicySlow,
     Rebalanced,
     RunEnded,
     RunStarted,
     SharesPlanned,
-    SizesHeld,
     StepMeasured,
     StepsAccounted,
     WaitingDiagnosed,
-    WorkerLost,
-    WorkerUnhelpful,
 )
 from ..exceptions import invalid
 from ._step_tally import AccountFigures, StepFigures, Stretches
@@ -234,18 +224,16 @@ def _moved(before: tuple[int, ...] | None, after: tuple[int, ...]) -> float:
 _MOST = 400
 _MOST_CHARACTERS = 2000
 
-_RARE = (WorkerLost, BalancingStopped, LossNotFinite, ClaimsSwitched)
-_OFTEN = (MeasurementRejected, PolicyFailed, PolicySlow, MemoryCapped, SizesHeld, WorkerUnhelpful)
-"""Reported once for each rank, with their number: one that fails does so at every step."""
-
 
 @dataclass(frozen=True, slots=True)
 class Mishap:
-    """What went wrong, or what was done about it.
+    """What went wrong, or what was done about it: the newest of its kind on a rank.
+
+    One that fails does so at every step.
 
     Attributes:
         kind: name of the event.
-        step: when; of several, the newest.
+        step: when.
         rank: whose; None where it is no rank's.
         text: a sentence.
         num: events of this kind on this rank.
@@ -262,10 +250,10 @@ def _words(event: Event) -> str:
     """Return what happened, as a sentence; nothing where it is no mishap."""
     if isinstance(event, RunStarted):
         return f"Training began again, with {event.world_size} ranks."
-    if not isinstance(event, (*_RARE, *_OFTEN)):
+    if isinstance(event, (WaitingDiagnosed, SharesPlanned)):  # these have sections of their own
         return ""
     text = re.sub(r"^step \d+: ", "", happened(event), flags=re.IGNORECASE)  # it has a column
-    return f"{text[:1].upper()}{text[1:].rstrip('.')}."
+    return text and f"{text[:1].upper()}{text[1:].rstrip('.')}."
 
 
 _BLOCK_NUMBERS = 1 << 14  # of ranks in all events that are added up together
@@ -319,7 +307,7 @@ class ReportFigures:
         changes: the ``MOST_CHANGES`` that moved most samples, in order of steps.
         num_changes: all of them.
         changes_by_stretch: ``(stretches,)``.
-        mishaps: in order of steps; the newest of each kind on each rank where a kind comes often.
+        mishaps: in order of steps.
         links: None where nothing was reported of them.
         left_out: what of the file was not used, as a sentence; empty where all was.
     """
@@ -340,7 +328,7 @@ class ReportFigures:
         self._step = self._newest = -1  # the newest that was measured, and of the newest event
         self._sizes: tuple[int, ...] | None = None  # None is equal ones
         self._largest: list[tuple[float, int, PlanChange]] = []
-        self._mishaps: dict[tuple[object, ...], Mishap] = {}
+        self._mishaps: dict[tuple[str, int | None], Mishap] = {}
         self._num_more = 0  # mishaps that are not kept
 
     def finish(self) -> bool:
@@ -438,7 +426,7 @@ class ReportFigures:
         is_first_start = isinstance(event, RunStarted) and not self.num_starts and self._step < 0
         if not words or is_first_start:
             return
-        key = (kind, rank) if isinstance(event, _OFTEN) else (kind, rank, len(self._mishaps))
+        key = kind, rank
         if key not in self._mishaps and len(self._mishaps) >= _MOST:
             self._num_more += 1
             return

@@ -298,7 +298,7 @@ class WholeRun:
         if self.last is None:
             return ""
         by_cost = self.last.cost_split_s is not None
-        sizes = f"batch {_shorten(self.last.batch_size)} at the end"
+        sizes = f"batch {shortened(self.last.batch_size)} at the end"
         begin = f"evenstep ended after {num_steps} steps: {'samples by cost' if by_cost else sizes}"
         if is_equal or self.equal_s <= 0:
             return begin
@@ -318,7 +318,7 @@ def describe(steps: tuple[StepMeasured, ...], *, is_equal: bool = False) -> str:
         is_equal: whether the policy is to keep equal sizes.
     """
     last, whole = steps[-1], list(whole_steps(steps))
-    begin = f"evenstep step {last.step}: batch {_shorten(last.batch_size)}"
+    begin = f"evenstep step {last.step}: batch {shortened(last.batch_size)}"
     if not whole:  # as in the first step of a loop
         return f"{begin}, {_computing(steps)}"
     known = [step for step, _ in whole]
@@ -377,7 +377,7 @@ def _computing(steps: Sequence[StepMeasured], of_it: str = "") -> str:
     return f"computing {compute_s:.3g} s{of_it} (idle {idle:.0f} %)"
 
 
-def _shorten(batch_size: tuple[int, ...]) -> str:
+def shortened(batch_size: Sequence[int]) -> str:
     """Return all sizes of a small cluster, the range of a large one."""
     if len(batch_size) <= 16:
         return " ".join(map(str, batch_size))

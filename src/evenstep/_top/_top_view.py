@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
 from .._render import clock, counted, number, percent, printable, seconds
-from .._telemetry._line import spent
+from .._telemetry._line import shortened, spent
 from ..events import Rebalanced, WaitingDiagnosed
 from ._live_run import LiveRun, RankFigures
 
@@ -20,7 +20,6 @@ _WHERE, _SHORT_WHERE = 40, 20  # columns of host and device, at most
 _BARS = "own, waits"
 _WORDS = ("where", "cause", _BARS, "trend")
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_FEW_SIZES = 8
 
 
 @final
@@ -232,10 +231,8 @@ def _changes(run: LiveRun) -> list[Text]:
 
 
 def _change(plan: Rebalanced) -> Text:
-    sizes = plan.batch_size
-    batch = " ".join(map(str, sizes)) if len(sizes) <= _FEW_SIZES else ""
-    batch = batch or f"{min(sizes, default=0)} to {max(sizes, default=0)}"
-    return Text(f"from step {plan.step}: batch {batch}: {_printable(plan.reason)}")
+    sizes = shortened(plan.batch_size)
+    return Text(f"from step {plan.step}: batch {sizes}: {_printable(plan.reason)}")
 
 
 def _news(run: LiveRun) -> list[Text]:

@@ -20,26 +20,9 @@ from .._types import IntArray
 from ..advice import advise, read_run
 from ..advice._advice import Advice
 from ..advice._recorded_run import RunTimes
+from ..sim._scenario import DRAWN
 from ._common import check_ends, counts, fail, least, numbers, refused, spread, unread
-from ._plan_parts import (
-    Chunks,
-    Dtype,
-    HiddenSize,
-    Layers,
-    Lengths,
-    Mbit,
-    Memory,
-    ModelMb,
-    Optimizer,
-    Overlap,
-    Padded,
-    Parameters,
-    Part,
-    SampleMb,
-    lengths_part,
-    links_part,
-    memory_part,
-)
+from ._plan_parts import Part, lengths_part, links_part, memory_part
 from ._plan_text import as_json, as_text
 
 Speeds = Annotated[
@@ -72,6 +55,47 @@ MostSamples = Annotated[
 Added = Annotated[
     str | None,
     typer.Option(help="Speeds of machines to try adding (default: the fastest and the slowest)."),
+]
+Mbit = Annotated[
+    str | None,
+    typer.Option(help="Mbit/s of each worker's link, one number or one per worker."),
+]
+ModelMb = Annotated[
+    float | None, typer.Option(help="MB of gradients that a step sums; with --mbit.")
+]
+Chunks = Annotated[
+    int, typer.Option(help="Number of chunks that gradients are sent in; with --mbit.")
+]
+Overlap = Annotated[
+    float, typer.Option(help="Part of computing in which gradients are sent; with --mbit.")
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option(help=f"Lengths of samples: {', '.join(DRAWN)}, or a file with one per line."),
+]
+Padded = Annotated[
+    bool, typer.Option("--padded", help="Samples are padded to the longest; with --lengths.")
+]
+HiddenSize = Annotated[
+    int | None,
+    typer.Option(help="A sample costs L + L**2 / (6 N); N = 0: L (default: 4096; with --lengths)."),
+]
+Parameters = Annotated[
+    float | None, typer.Option(help="Number of parameters, such as 1.3e9; with --memory.")
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(help="GiB of each worker's memory, such as 24,24,12; with --parameters."),
+]
+Optimizer = Annotated[str, typer.Option(help="adam, momentum or sgd; with --parameters.")]
+Dtype = Annotated[
+    str, typer.Option(help="float32 (also under autocast) or bfloat16; with --parameters.")
+]
+Layers = Annotated[
+    int, typer.Option(help="Number of layers that FSDP2 gathers one by one; with --parameters.")
+]
+SampleMb = Annotated[
+    float | None, typer.Option(help="MiB that a sample takes in a forward; with --parameters.")
 ]
 
 
@@ -181,7 +205,7 @@ def _typed(speeds: str, intercepts: str | None) -> RunTimes:
     fixed: tuple[float, ...] = (0.0,)
     if intercepts is not None:
         fixed = numbers("plan", "--intercepts", intercepts, positive=False)
-    fixed = spread("plan", "--intercepts", fixed, len(found), like="--speeds")
+    fixed = spread("plan", "--intercepts", fixed, len(found))
     exactly = np.zeros(len(found))
     return RunTimes(
         times=AffineTime(np.array(fixed), 1 / np.array(found)),
@@ -247,7 +271,7 @@ def _asked(
     caps = run.max_batch_size
     if max_batch is not None:
         given = counts("plan", "--max", max_batch)
-        caps = np.array(spread("plan", "--max", given, size, like="the plan"))
+        caps = np.array(spread("plan", "--max", given, size))
     if caps is not None and caps.sum() < total:
         rule = f"be at most {caps.sum()}, what the caps (`--max`) hold together"
         remedy = "Lower it, or raise `--max`."

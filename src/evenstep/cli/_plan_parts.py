@@ -7,10 +7,9 @@ from collections.abc import Sequence
 from itertools import product
 from pathlib import Path
 from statistics import fmean
-from typing import Annotated, Any
+from typing import Any
 
 import numpy as np
-import typer
 
 from .. import sim
 from .._render import number, paragraph, percent, seconds, text_table
@@ -26,20 +25,6 @@ from ._common import check_ends, least, numbers, refused, spread, within
 
 MBIT = 125_000
 _MOST_CHUNKS = 10_000  # they are exchanged one by one
-
-Mbit = Annotated[
-    str | None,
-    typer.Option(help="Mbit/s of each worker's link, one number or one per worker."),
-]
-ModelMb = Annotated[
-    float | None, typer.Option(help="MB of gradients that a step sums; with --mbit.")
-]
-Chunks = Annotated[
-    int, typer.Option(help="Number of chunks that gradients are sent in; with --mbit.")
-]
-Overlap = Annotated[
-    float, typer.Option(help="Part of computing in which gradients are sent; with --mbit.")
-]
 
 
 Part = tuple[dict[str, Any], str]
@@ -76,7 +61,7 @@ def links_part(
         remedy = "0 exchanges at the end, 0.67 during the backward."
         raise refused("plan", "--overlap", "be in [0, 1]", overlap, remedy)
     size = run.times.world_size
-    given = spread("plan", "--mbit", numbers("plan", "--mbit", mbit), size, like="the plan")
+    given = spread("plan", "--mbit", numbers("plan", "--mbit", mbit), size)
     links = Links(np.array(given) * MBIT)
     aggregation = Aggregation(size, round(model_mb * 250_000) * 4, num_chunks=chunks)
     best_shares = optimal_shares(aggregation, links)
@@ -118,17 +103,6 @@ def _compared(ways: Sequence[str], steps_s: Sequence[float]) -> list[list[str]]:
     ]
 
 
-Lengths = Annotated[
-    str | None,
-    typer.Option(help=f"Lengths of samples: {', '.join(DRAWN)}, or a file with one per line."),
-]
-Padded = Annotated[
-    bool, typer.Option("--padded", help="Samples are padded to the longest; with --lengths.")
-]
-HiddenSize = Annotated[
-    int | None,
-    typer.Option(help="A sample costs L + L**2 / (6 N); N = 0: L (default: 4096; with --lengths)."),
-]
 _MOST_DRAWN = 10**8  # samples of all steps: a gigabyte
 _LEARNING, _COUNTED = 40, 60  # steps until costs are learnt, and those that `plan` shows
 _SPLITS = ("equal counts", "by speed alone", "by length alone", "by both", "lower bound")
@@ -251,24 +225,6 @@ _WAYS = {
 }
 """What they are called, and what to do if all before do not fit, from the usual one on."""
 
-Parameters = Annotated[
-    float | None, typer.Option(help="Number of parameters, such as 1.3e9; with --memory.")
-]
-Memory = Annotated[
-    str | None,
-    typer.Option(help="GiB of each worker's memory, such as 24,24,12; with --parameters."),
-]
-Optimizer = Annotated[str, typer.Option(help="adam, momentum or sgd; with --parameters.")]
-Dtype = Annotated[
-    str, typer.Option(help="float32 (also under autocast) or bfloat16; with --parameters.")
-]
-Layers = Annotated[
-    int, typer.Option(help="Number of layers that FSDP2 gathers one by one; with --parameters.")
-]
-SampleMb = Annotated[
-    float | None, typer.Option(help="MiB that a sample takes in a forward; with --parameters.")
-]
-
 
 def memory_part(
     num_workers: int | None,
@@ -305,7 +261,7 @@ def memory_part(
     if sample_mb is not None:
         within("plan", "--sample-mb", sample_mb, 1e-6, 1e16, "Leave it out if unknown.")
     gib = numbers("plan", "--memory", memory)
-    gib = spread("plan", "--memory", gib, num_workers or len(gib), like="the plan")
+    gib = spread("plan", "--memory", gib, num_workers or len(gib))
     plain = round(parameters) * _ELEMENT_BYTES[dtype]
     needs = _needs(plain, _STATES[optimizer], layers, len(gib))
     ways = {key: _way(need, gib, sample_mb) for key, need in needs.items()}

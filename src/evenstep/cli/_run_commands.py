@@ -12,7 +12,7 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -36,12 +36,11 @@ from ._common import (
     numbers,
     refused,
     spare,
+    spread,
     unread,
     unwritten,
     within,
 )
-
-Value = TypeVar("Value")
 
 
 def lab(
@@ -132,18 +131,9 @@ def _hosts(cpus: str | None, mbit: str | None) -> list[Host]:
     if not count:
         remedy = "An example is --mbit 200,200,50; it also gives the number of hosts."
         raise refused("lab", "--cpus, --mbit", "be given, one of the two", "neither", remedy)
-    each = zip(_each("--cpus", quotas, count), _each("--mbit", rates, count), strict=True)
-    return [Host(cpus=quota, mbit=rate) for quota, rate in each]
-
-
-def _each(option: str, values: Sequence[Value] | None, count: int) -> Sequence[Value | None]:
-    """Return one value for each host; a single one stands for all, and None is not limited."""
-    if values is None or len(values) == 1:
-        return [None if values is None else values[0]] * count
-    if len(values) != count:
-        rule = f"hold one number, or one for each of the {count} hosts"
-        raise refused("lab", option, rule, f"{len(values)} of them", "Leave none out.")
-    return values
+    each_cpus = spread("lab", "--cpus", quotas or (None,), count, of="hosts")
+    each_rate = spread("lab", "--mbit", rates or (None,), count, of="hosts")
+    return [Host(cpus=cpus, mbit=rate) for cpus, rate in zip(each_cpus, each_rate, strict=True)]
 
 
 def _rates(text: str) -> list[float | tuple[float, float]]:

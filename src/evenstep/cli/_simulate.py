@@ -80,23 +80,28 @@ def _setting(case: Case, seeds: str) -> str:
     return f"{given.world_size} workers, {total}, {given.num_steps} steps, {seeds}"
 
 
-def _check_belonging(options: dict[str, Any]) -> None:
-    """Raise for options that nothing would heed, and where no workers are named."""
-    ways = ("--scenario", "--speeds", "--trace")
-    if not any(options[way] for way in ways):
+def _check_belonging(given: dict[str, Any]) -> None:
+    """Raise for options that nothing would heed, and where no workers are named.
+
+    Args:
+        given: what was typed, by the names that options have in ``simulate``.
+    """
+    ways = {"scenario": "--scenario", "speeds": "--speeds", "trace": "--trace"}
+    if not any(given[way] for way in ways):
+        rule = f"name workers by {' or '.join(ways.values())}"
         remedy = "`evenstep simulate --scenario burst` is an example."
-        raise invalid("evenstep simulate", f"name workers by {' or '.join(ways)}", "none", remedy)
-    for option, needed in {
-        "--world-size": ("--scenario",),
-        "--noise": ("--speeds",),
-        "--intercepts": ("--speeds", "--trace"),
-        "--steps": ("--scenario", "--speeds"),
-        "--seeds": ("--scenario", "--speeds"),
+        raise invalid("evenstep simulate", rule, "none", remedy)
+    for name, needed in {
+        "world_size": ("scenario",),
+        "noise": ("speeds",),
+        "intercepts": ("speeds", "trace"),
+        "steps": ("scenario", "speeds"),
+        "seeds": ("scenario", "speeds"),
     }.items():
-        value = options[option]
-        if value is not None and not any(options[way] for way in needed):
+        if given[name] is not None and not any(given[way] for way in needed):
+            rule = f"come with {' or '.join(ways[way] for way in needed)}"
             remedy = "Other workers have their own; leave it out."
-            raise refused("simulate", option, f"come with {' or '.join(needed)}", value, remedy)
+            raise refused("simulate", f"--{name}".replace("_", "-"), rule, given[name], remedy)
 
 
 def _drawn(
@@ -127,7 +132,7 @@ def _drawn(
             yield Case(given, global_batch_size or 64 * world_size, seed)
     if found:
         within("simulate", "--noise", noise, 0, 1, "The default is 0.02.")
-        fixed_s = _fixed_s(intercepts, len(found), like="--speeds")
+        fixed_s = _fixed_s(intercepts, len(found))
         slope_s = np.tile(1 / np.array(found), (num_steps, 1))
         for seed in range(num_seeds):
             luck = np.random.default_rng(seed).standard_normal(slope_s.shape)
@@ -135,9 +140,9 @@ def _drawn(
             yield Case(given, global_batch_size or 64 * len(found), seed)
 
 
-def _fixed_s(text: str, num_workers: int, *, like: str) -> FloatArray:
+def _fixed_s(text: str, num_workers: int) -> FloatArray:
     found = numbers("simulate", "--intercepts", text, positive=False)
-    return np.array(spread("simulate", "--intercepts", found, num_workers, like=like))
+    return np.array(spread("simulate", "--intercepts", found, num_workers))
 
 
 def _recorded(
@@ -149,7 +154,7 @@ def _recorded(
         try:
             table, fixed_s = TraceTable(file), None
             if intercepts is not None:
-                fixed_s = _fixed_s(intercepts, table.presence.shape[1], like=file.name)
+                fixed_s = _fixed_s(intercepts, table.presence.shape[1])
             given = table.scenario(fixed_s)
         except OSError as error:
             remedy = "Give a .csv or a .jsonl file, or the folder of a run."
@@ -201,6 +206,7 @@ Samples = Annotated[
 
 
 def simulate(
+    context: typer.Context,
     scenario: Scenarios = None,
     speeds: Speeds = None,
     noise: Noise = None,
@@ -216,18 +222,7 @@ def simulate(
     """Compare policies on simulated workers with the perfect-foresight oracle."""
     import_from_here()
     try:
-        _check_belonging(
-            {
-                "--scenario": scenario,
-                "--speeds": speeds,
-                "--trace": trace,
-                "--world-size": world_size,
-                "--noise": noise,
-                "--intercepts": intercepts,
-                "--steps": steps,
-                "--seeds": seeds,
-            }
-        )
+        _check_belonging(context.params)
         if global_batch_size is not None:
             remedy = "The default is 64 a worker."
             least("simulate", "--global-batch-size", global_batch_size, 1, remedy)

@@ -61,7 +61,6 @@ class AbstractWorkload(abc.ABC):
         """
 
 
-@final
 @dataclass(frozen=True, slots=True, eq=False)
 class Workload(AbstractWorkload):
     r"""Straight lines, flat up to saturation if a device has to fill up, and jitter.
