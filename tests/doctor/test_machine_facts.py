@@ -30,18 +30,18 @@ def write(root, path, text):
     file.write_text(text)
 
 
-def test_pressure_load_and_governor_are_read(tmp_path):
+def test_pressure_and_governor_are_read(tmp_path):
     """Of the first core that the process may run on."""
     core = min(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else 0
     pressure = "some avg10=1.00 avg60=37.50 avg300=0.00 total=1\nfull avg10=0.00 avg60=9.00\n"
-    root = tree(tmp_path, proc__pressure__cpu=pressure, proc__loadavg="3.50 1.00 0.50 1/2 3\n")
+    root = tree(tmp_path, proc__pressure__cpu=pressure)
     folder = f"/sys/devices/system/cpu/cpu{core}/cpufreq"
     write(root, f"{folder}/scaling_governor", "powersave\n")
     write(root, f"{folder}/scaling_driver", "acpi-cpufreq\n")
     write(root, "/a/cpu.max", "250000 100000\n")
     cpu = read_cpu(3, Cgroups(second=(root / "a",)), root)
 
-    assert (cpu.pressure, cpu.load, cpu.num_threads) == (0.375, 3.5, 3)
+    assert (cpu.pressure, cpu.num_threads) == (0.375, 3)
     assert (cpu.governor, cpu.governor_driver) == ("powersave", "acpi-cpufreq")
     assert (cpu.quota_cores, cpu.quota_file) == (2.5, "/a/cpu.max")
     assert core in cpu.affinity
@@ -51,7 +51,7 @@ def test_a_bare_machine_has_few_facts(tmp_path):
     """None stands for what cannot be read."""
     cpu, room = read_cpu(1, Cgroups(), tmp_path), read_room(Cgroups(), tmp_path)
 
-    assert (cpu.pressure, cpu.load, cpu.governor) == (None, 0.0, "")
+    assert (cpu.pressure, cpu.governor) == (None, "")
     assert (room.available_bytes, room.memory_pressure, room.shared_bytes) == (None, None, None)
     assert gpus_of_driver(tmp_path) == 0
 

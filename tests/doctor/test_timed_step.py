@@ -1,5 +1,6 @@
 """Steps are timed for a bounded time, whatever they do; the reference and a step of one's own."""
 
+import inspect
 import io
 import sys
 
@@ -7,7 +8,7 @@ import pytest
 import torch
 
 from evenstep.doctor._examination import StageLine
-from evenstep.doctor._timed_step import Reference, check_step, load_step, sizes_for, time_steps
+from evenstep.doctor._timed_step import check_step, load_step, reference, sizes_for, time_steps
 
 
 class FakeClock:
@@ -144,11 +145,12 @@ def test_two_sizes_are_timed_at_every_global_batch(total, ranks, sizes):
 
 def test_the_reference_does_the_same_everywhere():
     """The same layers and numbers of samples, with nothing left of a step."""
-    reference = Reference(torch.device("cpu"))
-    reference(2)
-    reference(3)
+    step = reference(torch.device("cpu"))
+    step(2)
+    step(3)
+    model = inspect.getclosurevars(step).nonlocals["model"]
 
-    assert all(each.grad is None for each in reference._model.parameters())
+    assert all(each.grad is None for each in model.parameters())
 
 
 STEP = "calls = []\ndef step(num_samples):\n    calls.append(num_samples)\nNUMBER = 3\n"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import socket
 import statistics
 import threading
@@ -15,7 +16,7 @@ from types import TracebackType
 from typing import Self, final
 
 from .._exchange._meeting import interface_address, loopback
-from .._host import Cgroups, available_bytes
+from .._host import Cgroups, available_bytes, contents
 from ._checkup_facts import CpuFacts, LinkSpeed, NetworkFacts, RoomFacts
 from ._judge_machines import SLOWING
 
@@ -258,7 +259,7 @@ def read_cpu(num_threads: int, groups: Cgroups, root: Path = Path("/")) -> CpuFa
         governor=_text(folder / "scaling_governor"),
         governor_driver=_text(folder / "scaling_driver"),
         pressure=_pressure(root / "proc/pressure/cpu"),
-        load=_load(root / "proc/loadavg"),
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
     )
 
 
@@ -308,10 +309,7 @@ def read_network(
 
 def gpus_of_driver(root: Path = Path("/")) -> int:
     """Return how many cards NVIDIA's driver has, whether torch sees them or not."""
-    try:
-        return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
-    except OSError:
-        return 0
+    return len(list(root.glob("proc/driver/nvidia/gpus/*")))
 
 
 def _interfaces(root: Path) -> dict[str, int] | None:
@@ -358,23 +356,9 @@ def _open_files() -> tuple[int | None, int | None]:
 
 def _pressure(file: Path) -> float | None:
     """Return the part of the last minute in which something waited, in [0, 1]."""
-    for line in _text(file).splitlines():
-        kind, *fields = line.split()
-        values = dict(field.split("=", 1) for field in fields if "=" in field)
-        with suppress(KeyError, ValueError):
-            if kind == "some":
-                return float(values["avg60"]) / 100
-    return None
-
-
-def _load(file: Path) -> float:
-    with suppress(IndexError, ValueError):
-        return float(_text(file).split()[0])
-    return 0.0
+    found = re.search(r"^some .*avg60=(\d+\.\d+)", _text(file), re.M)
+    return float(found[1]) / 100 if found else None
 
 
 def _text(file: Path) -> str:
-    try:
-        return file.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""
+    return contents(file).decode("ascii", "replace").strip()

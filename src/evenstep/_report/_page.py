@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from html import escape
 from importlib.resources import files
@@ -352,8 +353,5 @@ def _settings(run: ReportFigures) -> str:
 
 def _counted(devices: Sequence[str]) -> str:
     """Return the kinds of device with their number, without the index of each."""
-    kinds: dict[str, int] = {}
-    for device in devices:
-        kind = device.partition(" ")[2] or device.partition(":")[0]
-        kinds[kind] = kinds.get(kind, 0) + 1
+    kinds = Counter(one.partition(" ")[2] or one.partition(":")[0] for one in devices)
     return ", ".join(f"{num} x {kind}" for kind, num in kinds.items())

@@ -272,7 +272,7 @@ def read_figures(path: str | Path) -> ReportFigures:
         ValueError: the file holds no measured step, or was written by a newer evenstep.
         OSError: the file cannot be read.
     """
-    events = EventFile(path, check=_check)
+    events = EventFile(path)
     figures = ReportFigures(_name_of(events.path))
     for event in events:
         figures.add(event)
@@ -432,12 +432,6 @@ class ReportFigures:
             return
         num = self._mishaps[key].num + 1 if key in self._mishaps else 1
         self._mishaps[key] = Mishap(kind, self._newest, rank, words[:_MOST_CHARACTERS], num)
-
-
-def _check(event: Event) -> None:
-    """Raise ValueError for a step that no run counts."""
-    if isinstance(event, (StepMeasured, StepsAccounted)) and event.step < 0:
-        raise ValueError(f"`{type(event).__name__}(step=...)` must be at least 0, got {event.step}")
 
 
 def _name_of(file: Path) -> str:

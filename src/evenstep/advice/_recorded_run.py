@@ -19,21 +19,6 @@ from ..prediction._affine_filter import AffineFilter
 from ..timemodels._curves import AffineTime
 
 
-@dataclass(frozen=True, slots=True)
-class RecordedSplits:
-    """Mean seconds of computing in steps that were assigned by cost, as they ran and otherwise.
-
-    Attributes:
-        took_s: as they ran.
-        equal_s, speed_s, length_s: with equal counts, by speed alone, and by length alone.
-    """
-
-    took_s: float
-    equal_s: float
-    speed_s: float
-    length_s: float
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class RunTimes:
     """What a recorded run shows of its workers, all arrays ``(world_size,)``.
@@ -51,7 +36,8 @@ class RunTimes:
         names: host and device of every rank, empty where they were not recorded.
         max_batch_size: the caps last known; None if none was, or if they bound one forward only.
         overhead_s: median seconds of a step past its slowest worker's computing.
-        by_cost: means over the steps that were assigned by cost; None if none was.
+        saved_by_cost: of steps that were assigned by cost, the part of computing with equal counts
+            that speed alone, length alone and both together save; None if there was none.
         untimed: ranks beside them that have none.
     """
 
@@ -66,7 +52,7 @@ class RunTimes:
     names: tuple[str, ...] = ()
     max_batch_size: IntArray | None = None
     overhead_s: float = 0.0
-    by_cost: RecordedSplits | None = None
+    saved_by_cost: tuple[float, ...] | None = None
     untimed: tuple[int, ...] = ()
 
     @classmethod
@@ -122,7 +108,7 @@ def read_run(path: str | Path) -> RunTimes:
         names=tuple(f"{host} {device}" for host, device in named),
         max_batch_size=_caps(run.caps, sizes.shape[1], total),
         overhead_s=_overhead_s(steps),
-        by_cost=_by_cost(shown),
+        saved_by_cost=_saved_by_cost(shown),
     )
     if found is None:
         rule = "measure every worker at least once"
@@ -132,11 +118,14 @@ def read_run(path: str | Path) -> RunTimes:
     return found
 
 
-def _by_cost(steps: Iterable[StepMeasured]) -> RecordedSplits | None:
-    names = ("makespan_s", "equal_split_s", "speed_split_s", "cost_split_s")
+def _saved_by_cost(steps: Iterable[StepMeasured]) -> tuple[float, ...] | None:
+    names = ("equal_split_s", "speed_split_s", "cost_split_s", "makespan_s")
     rows = [[getattr(step, name) for name in names] for step in steps]
     known = np.array([row for row in rows if None not in row], np.float64)
-    return RecordedSplits(*known.mean(axis=0).tolist()) if len(known) else None
+    if not len(known):
+        return None
+    equal_s, *other_s = known.mean(axis=0).tolist()
+    return tuple(1 - one_s / equal_s for one_s in other_s)
 
 
 def _overhead_s(steps: Iterable[StepMeasured]) -> float:

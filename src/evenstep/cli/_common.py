@@ -31,11 +31,15 @@ def refused(command: str, option: str, rule: str, got: object, remedy: str) -> V
     return invalid(f"evenstep {command} {option}", rule, got, remedy)
 
 
-def unread(command: str, argument: str, run: object, error: OSError) -> ValueError:
-    """Return the error for a run that cannot be read."""
+_OF_RUN = "Give what `Runtime(run_dir=...)` was given."
+
+
+def unread(
+    command: str, argument: str, run: object, error: OSError, remedy: str = _OF_RUN
+) -> ValueError:
+    """Return the error for what a run or a command has written, and cannot be read."""
     got = f"{error.filename or run} ({error.strerror or error})"
-    remedy = "Give what `Runtime(run_dir=...)` was given."
-    return refused(command, argument, "name a run that can be read", got, remedy)
+    return refused(command, argument, "name a file that can be read", got, remedy)
 
 
 def unwritten(command: str, file: Path, error: OSError, *, example: str) -> ValueError:

@@ -16,7 +16,6 @@ import typer
 from .. import AffineTime
 from .._doctor import Checkup, host_mbit, read_checkup, run_times
 from .._render import printable, terminal_width
-from .._types import IntArray
 from ..advice import advise, read_run
 from ..advice._advice import Advice
 from ..advice._recorded_run import RunTimes
@@ -226,8 +225,7 @@ def _checkup(path: Path) -> Checkup:
     try:
         return read_checkup(path)
     except OSError as error:
-        got = f"{path} ({error.strerror or error})"
-        raise refused("plan", "--doctor", "name a file that can be read", got, remedy) from error
+        raise unread("plan", "--doctor", path, error, remedy) from error
     except ValueError as error:
         raise ValueError(f"`evenstep plan --doctor`: {error}") from error
 
@@ -280,30 +278,26 @@ def _asked(
 
 
 def _advised(run: RunTimes, add: str | None) -> tuple[Advice, AffineTime]:
-    """Return what workers are worth, and the machines that might be added."""
-    times, caps = _newcomers(run, add)
-    advice = advise(
-        run.times,
-        run.global_batch_size,
-        max_batch_size=run.max_batch_size,
-        more=times,
-        more_max_batch_size=caps,
-        overhead_s=run.overhead_s,
-    )
-    return advice, times
-
-
-def _newcomers(run: RunTimes, add: str | None) -> tuple[AffineTime, IntArray | None]:
-    """Return the machines that might be added, and what fits on them.
+    """Return what workers are worth, and the machines that might be added.
 
     Of typed speeds: their fixed costs are the median of the others', and nothing caps them.
     """
     times, caps = run.times, run.max_batch_size
     if add is not None:
         slope_s = 1 / np.array(numbers("plan", "--add", add))
-        usual_s = float(np.median(times.intercept_s))
-        return AffineTime(np.full(len(slope_s), usual_s), slope_s), None
-    order = np.argsort(times.slope_s, kind="stable")
-    ends = order[[0, -1]] if times.slope_s[order[0]] < times.slope_s[order[-1]] else order[:1]
-    like = AffineTime(times.intercept_s[ends], times.slope_s[ends])
-    return like, None if caps is None else caps[ends]
+        more = AffineTime(np.full(len(slope_s), np.median(times.intercept_s)), slope_s)
+        more_caps = None
+    else:
+        order = np.argsort(times.slope_s, kind="stable")
+        ends = order[[0, -1]] if times.slope_s[order[0]] < times.slope_s[order[-1]] else order[:1]
+        more = AffineTime(times.intercept_s[ends], times.slope_s[ends])
+        more_caps = None if caps is None else caps[ends]
+    advice = advise(
+        times,
+        run.global_batch_size,
+        max_batch_size=caps,
+        more=more,
+        more_max_batch_size=more_caps,
+        overhead_s=run.overhead_s,
+    )
+    return advice, more

@@ -150,8 +150,8 @@ def _notes(run: RunTimes, advice: Advice) -> Iterator[str]:
         if len(missing) > 1:
             text = "Ranks {} have no times and are left out."
         yield text.format(", ".join(map(str, missing)))
-    if (ran := run.by_cost) is not None:
-        saved = [percent(1 - one / ran.equal_s) for one in (ran.speed_s, ran.length_s, ran.took_s)]
+    if run.saved_by_cost is not None:
+        saved = [percent(share) for share in run.saved_by_cost]
         yield (
             "The run assigned samples by cost. Of computing with equal counts, speeds alone would "
             f"have saved {saved[0]} %, lengths alone {saved[1]} %; both saved {saved[2]} %. Batch "

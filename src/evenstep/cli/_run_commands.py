@@ -212,18 +212,18 @@ def doctor(
     `torchrun --nnodes 2 ... -m evenstep.doctor`, with the same options.
     """
     try:
+        import torch
+
         from ..doctor._command_line import main, parsed
     except ModuleNotFoundError as error:
         fail(f"`evenstep doctor` needs {error.name}: `{install_line('torch')}`.", 1)
-    words = [*(["--step", step] if step is not None else [])]
-    if global_batch_size is not None:
-        words += ["--global-batch-size", str(global_batch_size)]
-    words += ["--out", str(out)] if out is not None else []
+    options = {"--step": step, "--global-batch-size": global_batch_size, "--out": out}
+    words = [f"{name}={value}" for name, value in options.items() if value is not None]
     words += ["--json"] if json else []
     if "RANK" in os.environ:  # under torchrun already
         raise typer.Exit(main(words))
     try:
-        ranks = _ranks(nproc_per_node)
+        ranks = max(1, torch.cuda.device_count()) if nproc_per_node is None else nproc_per_node
         within("doctor", "--nproc-per-node", ranks, 1, 1024, "Each is a process; 1 looks at one.")
         total = ranks if global_batch_size is None else global_batch_size
         least("doctor", "--global-batch-size", total, ranks, "Every rank computes a sample.")
@@ -231,14 +231,6 @@ def doctor(
     except ValueError as error:
         fail(str(error), 2)
     raise typer.Exit(main(words) if ranks == 1 else _torchrun(ranks, words))
-
-
-def _ranks(given: int | None) -> int:
-    if given is not None:
-        return given
-    import torch
-
-    return max(1, torch.cuda.device_count())
 
 
 def _torchrun(ranks: int, words: list[str]) -> int:
@@ -399,7 +391,9 @@ def report(run: Run, compare: Other = None, output: Output = None) -> None:
             spare("report", events_file(read), path, example="report.html")
         made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
         text = page(runs, version=__version__, made=made)
-        _write(path, text)
+        write_whole(path, [text])
+    except OSError as error:
+        fail(str(unwritten("report", path, error, example="report.html")), 2)
     except ValueError as error:
         fail(str(error), 2)
     for one in runs:
@@ -413,10 +407,3 @@ def _read(run: Path, argument: str) -> ReportFigures:
         return read_figures(run)
     except OSError as error:
         raise unread("report", argument, run, error) from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, [text])
-    except OSError as error:
-        raise unwritten("report", path, error, example="report.html") from error

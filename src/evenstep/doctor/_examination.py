@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import secrets
 import sys
 import time
@@ -14,13 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import TextIO, final
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from msgspec import MsgspecError
 from msgspec.json import decode, encode
 
-from .. import __version__
 from .._doctor import (
     TURN_S,
     Checkup,
@@ -38,9 +37,10 @@ from .._doctor import (
     schedule,
 )
 from .._exchange._threads import network_name
-from .._host import Cgroups
+from .._host import Cgroups, contents
+from .._telemetry import versions_here
 from ..exceptions import invalid
-from ._timed_step import BUDGET_S, REFERENCE, Reference, Step, load_step, sizes_for, time_steps
+from ._timed_step import BUDGET_S, REFERENCE, Step, load_step, reference, sizes_for, time_steps
 
 _POLL_S = 0.02
 
@@ -143,46 +143,31 @@ def device_for(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def facts_of(
-    rank: int,
-    device: torch.device,
-    groups: Cgroups,
-    *,
-    environ: Mapping[str, str],
-    port: int,
-    root: Path = Path("/"),
-) -> RankFacts:
+def facts_of(rank: int, device: torch.device, groups: Cgroups, *, port: int) -> RankFacts:
     """Return all that this rank says of itself.
 
     Args:
         rank: the own one.
         device: what it computes on.
         groups: of its process.
-        environ: of its process.
         port: where it listens while links are measured.
-        root: of the file system that is read.
     """
     return RankFacts(
         rank=rank,
         host=platform.node(),
         machine=network_name(),
         versions=_versions(device),
-        device=_described(device, root),
-        cpu=read_cpu(torch.get_num_threads(), groups, root),
-        room=read_room(groups, root),
-        network=read_network(environ, environ.get("MASTER_ADDR", "localhost"), root, port),
-        variables=read_variables(environ),
-        unused_gpus=0 if torch.cuda.is_available() else gpus_of_driver(root),
+        device=_described(device),
+        cpu=read_cpu(torch.get_num_threads(), groups),
+        room=read_room(groups),
+        network=read_network(os.environ, os.environ.get("MASTER_ADDR", "localhost"), port=port),
+        variables=read_variables(os.environ),
+        unused_gpus=0 if torch.cuda.is_available() else gpus_of_driver(),
     )
 
 
 def _versions(device: torch.device) -> dict[str, str]:
-    found = {
-        "evenstep": __version__,
-        "torch": str(torch.__version__),
-        "Python": platform.python_version(),
-        "numpy": np.__version__,
-    }
+    found = dict(text.split(" ", 1) for text in versions_here())
     if device.type == "cuda":
         found["CUDA"] = torch.version.cuda or "none"
         if torch.distributed.is_nccl_available():
@@ -191,20 +176,13 @@ def _versions(device: torch.device) -> dict[str, str]:
     return found
 
 
-def _described(device: torch.device, root: Path) -> Device:
+def _described(device: torch.device) -> Device:
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         return Device("cuda", str(found.name), str(getattr(found, "uuid", "")))
-    return Device("cpu", _cpu_model(root))
-
-
-def _cpu_model(root: Path) -> str:
-    try:
-        lines = (root / "proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    known = contents("/proc/cpuinfo").decode("utf-8", "replace")
+    model = re.search(r"^model name\s*:\s*(.+)$", known, re.M)
+    return Device("cpu", model[1] if model else platform.machine())
 
 
 SAMPLES_PER_RANK = {"cpu": 32, "cuda": 512}
@@ -280,14 +258,14 @@ def examine(
     groups = Cgroups.find()
     quota = groups.quota()
     counts = None if quota is None else quota.file.with_name("cpu.stat")
-    load = partial(Reference, device) if step is None else partial(load_step, step)
+    load = partial(reference, device) if step is None else partial(load_step, step)
     if desk.rank == 0:
         desk.leave("token", secrets.token_hex(16))
     token = desk.wait("token", patience.arrive_s)
     if token is None:
         raise RuntimeError(f"Rank 0 was not heard within {patience.arrive_s:g} s.")
     with LinkServer(token) as server:
-        facts = facts_of(desk.rank, device, groups, environ=os.environ, port=server.port)
+        facts = facts_of(desk.rank, device, groups, port=server.port)
         desk.leave("facts", encode(facts).decode())
         rank = _Rank(desk, counts, token, load, patience, line)
         if desk.rank:

@@ -8,6 +8,7 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -24,33 +25,31 @@ Step = Callable[[int], Any]
 REFERENCE = "the reference, a small convolutional network"
 
 
-class Reference:
-    """Forward and backward of a small convolutional network, the same on every rank.
+def reference(device: torch.device) -> Step:
+    """Return forward and backward of a small convolutional network, the same on every rank.
 
     Args:
         device: where it computes.
     """
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 14 * 14, 128),
+    ).to(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._model = nn.Sequential(
-            nn.Conv2d(3, 16, 3),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, stride=2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(32 * 14 * 14, 128),
-        ).to(device)
-        self._batches: dict[int, torch.Tensor] = {}
+    @cache
+    def batch(num_samples: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(num_samples)
+        return torch.randn(num_samples, 3, 32, 32, generator=generator).to(device)
 
-    def __call__(self, num_samples: int) -> None:
-        """Run one step."""
-        if num_samples not in self._batches:
-            generator = torch.Generator().manual_seed(num_samples)
-            drawn = torch.randn(num_samples, 3, 32, 32, generator=generator)
-            self._batches[num_samples] = drawn.to(self._device)
-        self._model(self._batches[num_samples]).square().mean().backward()
-        self._model.zero_grad()
+    def step(num_samples: int) -> None:
+        model(batch(num_samples)).square().mean().backward()
+        model.zero_grad()
+
+    return step
 
 
 def check_step(name: str) -> str:

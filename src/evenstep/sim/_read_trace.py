@@ -3,25 +3,35 @@
 from __future__ import annotations
 
 import csv
-import math
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import numpy as np
+from msgspec import Meta, Struct, ValidationError, convert
 
 from .._telemetry._event_lines import WARM_UP, Recorded
 from .._types import FloatArray
+from ..events import Count, Positive
 from ..exceptions import invalid
 from ..prediction._affine_filter import AffineFilter
 from ._scenario import Scenario
 
-COLUMNS = ("step", "worker", "seconds", "samples")
-
-
 Row = tuple[int, int, int, float, int]
 """A line, from 1, and what it says: step, worker, seconds, samples."""
+
+
+class _Row(Struct):
+    """What stands in a row of a table."""
+
+    step: Count
+    worker: Count
+    seconds: Annotated[float, Meta(gt=0, lt=1e18)]
+    samples: Positive
+
+
+COLUMNS = _Row.__struct_fields__
 
 
 def _read_rows(file: Path) -> Iterator[Row]:
@@ -38,13 +48,13 @@ def _read_rows(file: Path) -> Iterator[Row]:
         raise invalid("read_trace(path=...)", rule, repr(str(file)), remedy)
     try:
         for line, entry in _csv(file):
-            yield (
-                line,
-                _whole(file, line, entry, "step", least=0),
-                _whole(file, line, entry, "worker", least=0),
-                _seconds(file, line, entry),
-                _whole(file, line, entry, "samples", least=1),
-            )
+            try:
+                row = convert(entry, _Row, strict=False)
+            except ValidationError as error:
+                rule = "count from 0, `samples` from 1, with `seconds` above 0"
+                remedy = "Leave out a worker that computed nothing, and steps not measured."
+                _refuse(file, line, rule, error, remedy)
+            yield line, row.step, row.worker, row.seconds, row.samples
     except UnicodeDecodeError as error:
         raise invalid(
             "read_trace(path=...)", "be text in UTF-8", f"{file.name}: {error}", "Convert it."
@@ -90,31 +100,9 @@ def _csv(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
                 if len(cells) != len(header):
                     rule = f"hold {len(header)} values in every row"
                     _refuse(file, reader.line_num, rule, len(cells), "Fill in what is missing.")
-                yield reader.line_num, dict(zip(header, cells, strict=True))
+                yield reader.line_num, dict(zip(header, map(str.strip, cells), strict=True))
         except csv.Error as error:
             _refuse(file, reader.line_num, "be CSV", f"{error}", "Quote nothing: all are numbers.")
-
-
-def _whole(file: Path, line: int, entry: dict[str, str], name: str, *, least: int) -> int:
-    value = entry[name]
-    number = int(value) if value.strip().lstrip("-").isdecimal() else None
-    if number is None or number < least:
-        remedy = "Leave out a worker that computed nothing." if least else "Count from 0."
-        _refuse(file, line, f"give {name!r} as an integer >= {least}", repr(value), remedy)
-    return number
-
-
-def _seconds(file: Path, line: int, entry: dict[str, str]) -> float:
-    value = entry["seconds"]
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        remedy = "Leave out steps that were not measured."
-        rule = "give 'seconds' as a positive, finite number"
-        _refuse(file, line, rule, repr(value), remedy)
-    return seconds
 
 
 def read_trace(path: str | Path, *, intercept_s: float | FloatArray | None = None) -> Scenario:
