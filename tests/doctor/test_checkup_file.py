@@ -59,10 +59,19 @@ def drop_rate(record):
         (damaged(drop_rate), "missing required field `bytes_per_s`"),
         (damaged(lambda r: r["checkup"]["paces"][0].update(rank=7)), r"nothing is known of.*7"),
         (damaged(lambda r: r["checkup"]["paces"][0]["seconds"].pop()), "the times of rank 0"),
-        (damaged(lambda r: r["checkup"]["paces"][1].update(sizes=[0] * 20)), "times of rank 1"),
+        (
+            damaged(lambda r: r["checkup"]["paces"][1].update(sizes=[0] * 20)),
+            r">= 1 .*paces\[1\].sizes",
+        ),
         (damaged(lambda r: r["checkup"]["ranks"][0].update(rank=1)), r"ranks are \[1, 1, 2\]"),
-        (damaged(lambda r: r["checkup"].update(global_batch_size=0)), "global_batch_size is 0"),
-        (damaged(lambda r: r["checkup"]["links"][0].update(bytes_per_s=-1.0)), "slower than 0"),
+        (
+            damaged(lambda r: r["checkup"].update(global_batch_size=0)),
+            ">= 1 .*global_batch_size",
+        ),
+        (
+            damaged(lambda r: r["checkup"]["links"][0].update(bytes_per_s=-1.0)),
+            ">= 0.0 .*bytes_per_s",
+        ),
         (damaged(lambda r: r["checkup"]["ranks"][0].update(device=None)), "got `null`.*device"),
         (
             damaged(lambda r: r["checkup"]["links"][0].update(bytes_per_s=float("nan"))),

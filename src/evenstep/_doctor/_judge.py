@@ -9,7 +9,7 @@ import numpy as np
 
 from .._render import number, percent, seconds
 from ..advice import advise
-from ..advice._recorded_run import RunTimes
+from ..advice._advice import RunTimes
 from ..exceptions import invalid
 from ._checkup_facts import Checkup, FoundAilment, LinkSpeed, Pace, RankFacts
 from ._judge_machines import in_words, judge_machines, numbers
@@ -217,27 +217,23 @@ def host_mbit(checkup: Checkup) -> dict[str, float]:
 
 
 def _hostname(facts: RankFacts) -> Iterator[FoundAilment]:
-    network = facts.network
-    if network.interface in _LOOPBACKS:
-        yield FoundAilment(
-            "hostname-loopback",
-            (facts.rank,),
-            f"`GLOO_SOCKET_IFNAME={network.interface}` on {facts.name}, and gloo tells the other "
-            "hosts the address of the loopback.",
-            f"Set it{_suggested(facts) or ' to another interface'}, or unset it.",
+    chosen, resolved = facts.network.interface, facts.network.resolved
+    if chosen in _LOOPBACKS:
+        evidence = (
+            f"`GLOO_SOCKET_IFNAME={chosen}` on {facts.name}, and gloo tells the other hosts the "
+            "address of the loopback."
         )
-    if network.interface:
+        remedy = f"Set it{_suggested(facts) or ' to another interface'}, or unset it."
+    elif not chosen and (not resolved or resolved.startswith("127.") or resolved == "::1"):
+        evidence = (
+            f"The name of {facts.host} resolves to {resolved or 'no address'} on {facts.name}, and "
+            "gloo tells the other hosts that address."
+        )
+        remedy = "Write the host's own address into /etc/hosts, or set `GLOO_SOCKET_IFNAME`"
+        remedy += f"{_suggested(facts)}."
+    else:
         return
-    if not network.resolved or network.resolved.startswith("127.") or network.resolved == "::1":
-        to = f"to {network.resolved}" if network.resolved else "to no address"
-        yield FoundAilment(
-            "hostname-loopback",
-            (facts.rank,),
-            f"The name of {facts.host} resolves {to} on {facts.name}, and gloo tells the other "
-            "hosts that address.",
-            f"Write the host's own address into /etc/hosts, or set `GLOO_SOCKET_IFNAME`"
-            f"{_suggested(facts)}.",
-        )
+    yield FoundAilment("hostname-loopback", (facts.rank,), evidence, remedy)
 
 
 def _suggested(facts: RankFacts) -> str:

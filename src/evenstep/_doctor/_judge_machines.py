@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from .._render import counted
+from .._render import counted, percent
 from ._checkup_facts import Checkup, FoundAilment, RankFacts
 
 GIB = 2**30
@@ -200,21 +200,14 @@ def _busy(ranks: Sequence[RankFacts]) -> str | None:
 
 def _room(first: RankFacts, everyone: tuple[int, ...]) -> Iterator[FoundAilment]:
     room, host = first.room, first.host
+    low = ""
     if room.available_bytes is not None and room.available_bytes < LEAST_MEMORY_BYTES:
-        yield FoundAilment(
-            "memory-low",
-            everyone,
-            f"{room.available_bytes / GIB:.2g} GiB of memory are left on {host}.",
-            "Free some, or start fewer ranks there.",
-        )
+        low = f"{room.available_bytes / GIB:.2g} GiB of memory are left on {host}."
     elif room.memory_pressure is not None and room.memory_pressure > BUSY:
-        share = 100 * room.memory_pressure
-        yield FoundAilment(
-            "memory-low",
-            everyone,
-            f"In {share:.0f} % of the last minute something on {host} waited for memory.",
-            "Free some, or start fewer ranks there.",
-        )
+        share = percent(room.memory_pressure)
+        low = f"In {share} % of the last minute something on {host} waited for memory."
+    if low:
+        yield FoundAilment("memory-low", everyone, low, "Free some, or start fewer ranks there.")
     if room.shared_bytes is not None and room.shared_bytes < LEAST_SHARED_BYTES:
         yield FoundAilment(
             "shared-memory-low",

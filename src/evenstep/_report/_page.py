@@ -11,16 +11,21 @@ from string import Template
 import numpy as np
 
 from .._render import counted, number, percent, seconds, sizes
-from ._chart_data import as_script, folded, highest, key_figures, table, text
 from ._charts import (
     MOST_ROWS,
     Charts,
     account,
+    as_script,
     exchanges,
+    folded,
+    highest,
+    key_figures,
     of_ranks,
     overlaid,
     share_cell,
     step_times,
+    table,
+    text,
     waiting,
     waiting_shares,
 )

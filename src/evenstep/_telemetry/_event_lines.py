@@ -281,7 +281,6 @@ def _check_kind(file: BinaryIO, path: Path) -> None:
         raise invalid("EventFile(path=...)", "be a file or a pipe", f"{path}", "Give a run's.")
 
 
-_BLOCK = 1 << 18
 _MARK = 256  # bytes: they hold times to the last digit, which no other step has
 
 
@@ -327,31 +326,20 @@ class FollowedFile:
                 self.begin_at(0)
                 self.num_replaced += 1
                 file.seek(0)
-            block = file.read(_BLOCK) or b""
-            while b"\n" not in block and len(block) < LONGEST_LINE:
-                more = file.read(_BLOCK)
-                if not more:
-                    break
-                block += more
-        return self._lines(block)
+            return self._lines(file.read(LONGEST_LINE) or b"")
 
     def _lines(self, block: bytes) -> Sequence[Line]:
         end = block.rfind(b"\n") + 1
-        was_inside, is_too_long = self._is_inside, not end and len(block) >= LONGEST_LINE
-        if is_too_long:
-            self._is_inside = True
-            self._pass(block)
-            return () if was_inside else (None,)
-        if not end:
+        if not end and len(block) < LONGEST_LINE:
             return ()
-        self._is_inside = False
-        self._pass(block[:end])
-        lines = block[: end - 1].split(b"\n")
-        return lines[1:] if was_inside else lines
-
-    def _pass(self, block: bytes) -> None:
+        was_inside, self._is_inside = self._is_inside, not end
+        block = block[:end] or block
         self.position += len(block)
         self._mark = (self._mark + block)[-_MARK:]
+        if not end:
+            return () if was_inside else (None,)
+        lines = block[:-1].split(b"\n")
+        return lines[1:] if was_inside else lines
 
 
 WARM_UP = 1

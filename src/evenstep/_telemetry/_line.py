@@ -243,7 +243,8 @@ class ProgressLine:
         if len(self._since) >= self._num_steps:
             off = ", balancing is off" if self._is_off else ""
             text = describe((*self._before, *self._since), is_equal=self._is_equal) + off
-            text += spent(self._accounts) + self._lost_by
+            time = ", ".join(spent(self._accounts))
+            text += (f"; time: {time}" if time else "") + self._lost_by
             print(text, file=self._stream, flush=True)
             self._before = (event,)
             self._since.clear()
@@ -359,16 +360,14 @@ def _alone(steps: Sequence[StepMeasured], equal_s: float) -> str:
     return f" ({', '.join(found)})" if found else ""
 
 
-def spent(accounts: Sequence[StepsAccounted]) -> str:
-    """Return where the time of all workers went, as the end of a line; nothing without any."""
-    wall_s = sum(sum(one.wall_s) for one in accounts)
-    if not wall_s:
-        return ""
+def spent(accounts: Sequence[StepsAccounted]) -> list[str]:
+    """Return where the time of all workers went, part by part; nothing without any."""
+    wall_s = sum(sum(one.wall_s) for one in accounts) or 1.0
     shares = [
         (part, 100 * sum(sum(getattr(one, f"{part}_s")) for one in accounts) / wall_s)
         for part in PARTS
     ]
-    return "; time: " + ", ".join(f"{part} {share:.0f} %" for part, share in shares if share >= 0.5)
+    return [f"{part} {share:.0f} %" for part, share in shares if share >= 0.5]
 
 
 def _computing(steps: Sequence[StepMeasured], of_it: str = "") -> str:

@@ -76,9 +76,10 @@ class TopView:
             lines.append(Text(f"the run ended after {count}", "cyan"))
         elif self.silent_s > max(10.0, 10 * (run.step_s or 0)):
             lines.append(Text(f"no new event for {clock(self.silent_s)}", "yellow"))
-        if time := spent(run.accounts):
-            parts = time.removeprefix("; ").split(", ")
-            lines += _flow([Text(part) for part in parts], width, between=", ")
+        time = [Text(part) for part in spent(run.accounts)]
+        if time:
+            time[0] = Text.assemble("time: ", time[0])
+            lines += _flow(time, width, between=", ")
         return lines
 
 

@@ -17,12 +17,10 @@ from .. import AffineTime
 from .._doctor import Checkup, host_mbit, read_checkup, run_times
 from .._render import printable, terminal_width
 from ..advice import advise, read_run
-from ..advice._advice import Advice
-from ..advice._recorded_run import RunTimes
-from ..sim._scenario import DRAWN
+from ..advice._advice import Advice, RunTimes
+from ..sim._scenarios import DRAWN
 from ._common import check_ends, counts, fail, least, numbers, refused, spread, unread
-from ._plan_parts import Part, lengths_part, links_part, memory_part
-from ._plan_text import as_json, as_text
+from ._plan_parts import Part, as_json, as_text, lengths_part, links_part, memory_part
 
 Speeds = Annotated[
     str | None, typer.Option(help="Samples per second of each worker, such as 100,80,20.")

@@ -16,7 +16,7 @@ from .._types import FloatArray
 from ..events import Count, Positive
 from ..exceptions import invalid
 from ..prediction._affine_filter import AffineFilter
-from ._scenario import Scenario
+from ._scenarios import Scenario
 
 Row = tuple[int, int, int, float, int]
 """A line, from 1, and what it says: step, worker, seconds, samples."""
