@@ -18,7 +18,7 @@ import numpy as np
 from benchmarks._common import ROOT, environment, progress
 from benchmarks._injected import Drawn
 from evenstep._diagnosis import Cause, Diagnosis, FoundCause
-from evenstep._telemetry import read_events
+from evenstep._telemetry import EventFile
 from evenstep.events import RunEnded, WaitingDiagnosed
 
 STEP_US = 60_000.0  # of a step without a disturbance: ten times what Python and gloo take of it
@@ -98,7 +98,7 @@ def diagnoses(path: Path) -> list[Diagnosis]:
     """Return the last diagnosis of every run in a file of events."""
     found: list[Diagnosis] = []
     last: WaitingDiagnosed | None = None
-    for event in read_events(path):
+    for event in EventFile(path):
         if isinstance(event, WaitingDiagnosed):
             last = event
         elif isinstance(event, RunEnded):

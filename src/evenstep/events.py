@@ -101,7 +101,7 @@ class StepMeasured:
             under ``evenstep watch``. ``wall_s`` is the mean of those of the event before.
     """
 
-    step: Whole
+    step: Count
     plan_epoch: Whole
     batch_size: tuple[Count, ...]
     compute_s: tuple[Amount, ...]
@@ -143,7 +143,7 @@ class StepsAccounted:
             waiting, as in FSDP2's layers.
     """
 
-    step: Whole
+    step: Count
     num_steps: Positive
     wall_s: tuple[Amount, ...]
     input_s: tuple[Amount, ...]

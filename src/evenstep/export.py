@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Final, NamedTuple, Protocol, final
+from typing import TYPE_CHECKING, Any, Final, final
 
 from ._install import install_line
 from .events import (
@@ -50,60 +50,41 @@ _FAULTS: Final = (
 Labels = tuple[tuple[str, str], ...]
 
 
-class Metric(NamedTuple):
-    """What is measured.
+Value = tuple[str, float, Labels]
+"""One value of a metric, under the name of the metric."""
 
-    Attributes:
-        name: with dots, its unit last.
-        unit: as UCUM has it: ``"s"``, ``"1"`` for a share, ``"{sample}"``.
-        help: what it is, in a sentence.
-    """
+GAUGES: Final = {
+    "evenstep.run.world_size": ("{worker}", "Workers of the run."),
+    "evenstep.run.global_batch_size": ("{sample}", "Samples of a step, all workers."),
+    "evenstep.step.wall_s": ("s", "Time from one batch to the next on rank 0."),
+    "evenstep.step.makespan_s": ("s", "Own computing of the slowest worker."),
+    "evenstep.step.equal_split_s": ("s", "The same, had all had equal batches."),
+    "evenstep.step.best_split_s": ("s", "The same, with the best split by the fit."),
+    "evenstep.step.exchange_s": ("s", "Exchange of gradients by shares."),
+    "evenstep.step.idle_share": ("1", "Part of all workers' computing time spent waiting."),
+    "evenstep.step.waiting_share": ("1", "Part of all time spent waiting, as diagnosed."),
+    "evenstep.rank.batch_size": ("{sample}", "Samples computed."),
+    "evenstep.rank.compute_s": ("s", "Own forward and backward, without waiting."),
+    "evenstep.rank.data_s": ("s", "Waiting for input."),
+    "evenstep.rank.idle_s": ("s", "Waiting for the slowest rank's computing."),
+    "evenstep.ranks.batch_size": ("{sample}", "Quantiles over many ranks."),
+    "evenstep.ranks.compute_s": ("s", "Quantiles over many ranks."),
+    "evenstep.ranks.data_s": ("s", "Quantiles over many ranks."),
+    "evenstep.ranks.idle_s": ("s", "Quantiles over many ranks."),
+}
+"""Those that go up and down: each with its unit, as UCUM has it, and what it is, in a sentence."""
 
-    name: str
-    unit: str
-    help: str
-
-
-class MetricValue(NamedTuple):
-    """One value of a metric."""
-
-    name: str
-    value: float
-    labels: Labels = ()
-
-
-GAUGES: Final = (
-    Metric("evenstep.run.world_size", "{worker}", "Workers of the run."),
-    Metric("evenstep.run.global_batch_size", "{sample}", "Samples of a step, all workers."),
-    Metric("evenstep.step.wall_s", "s", "Time from one batch to the next on rank 0."),
-    Metric("evenstep.step.makespan_s", "s", "Own computing of the slowest worker."),
-    Metric("evenstep.step.equal_split_s", "s", "The same, had all had equal batches."),
-    Metric("evenstep.step.best_split_s", "s", "The same, with the best split by the fit."),
-    Metric("evenstep.step.exchange_s", "s", "Exchange of gradients by shares."),
-    Metric("evenstep.step.idle_share", "1", "Part of all workers' computing time spent waiting."),
-    Metric("evenstep.step.waiting_share", "1", "Part of all time spent waiting, as diagnosed."),
-    Metric("evenstep.rank.batch_size", "{sample}", "Samples computed."),
-    Metric("evenstep.rank.compute_s", "s", "Own forward and backward, without waiting."),
-    Metric("evenstep.rank.data_s", "s", "Waiting for input."),
-    Metric("evenstep.rank.idle_s", "s", "Waiting for the slowest rank's computing."),
-    Metric("evenstep.ranks.batch_size", "{sample}", "Quantiles over many ranks."),
-    Metric("evenstep.ranks.compute_s", "s", "Quantiles over many ranks."),
-    Metric("evenstep.ranks.data_s", "s", "Quantiles over many ranks."),
-    Metric("evenstep.ranks.idle_s", "s", "Quantiles over many ranks."),
-)
-"""Those that go up and down. Of many ranks, quantiles and the largest values."""
-
-COUNTERS: Final = (
-    Metric("evenstep.steps", "{step}", "Optimizer steps that were measured."),
-    Metric("evenstep.samples", "{sample}", "Samples computed in them."),
-    Metric("evenstep.plans", "{plan}", "Changes of the batch sizes."),
-    Metric("evenstep.phase_s", "s", "Where the time of all ranks went, by phase."),
-    Metric("evenstep.faults", "{fault}", "Faults that training went on after, or a lost worker."),
-)
+COUNTERS: Final = {
+    "evenstep.steps": ("{step}", "Optimizer steps that were measured."),
+    "evenstep.samples": ("{sample}", "Samples computed in them."),
+    "evenstep.plans": ("{plan}", "Changes of the batch sizes."),
+    "evenstep.phase_s": ("s", "Where the time of all ranks went, by phase."),
+    "evenstep.faults": ("{fault}", "Faults that training went on after, or a lost worker."),
+}
 """Those that only grow."""
 
 
-def gauges_of(event: Event, *, most_ranks: int = MOST_RANKS) -> Iterator[MetricValue]:
+def gauges_of(event: Event, *, most_ranks: int = MOST_RANKS) -> Iterator[Value]:
     """Yield what is true as of ``event``.
 
     Args:
@@ -112,55 +93,52 @@ def gauges_of(event: Event, *, most_ranks: int = MOST_RANKS) -> Iterator[MetricV
     """
     match event:
         case RunStarted():
-            yield MetricValue("evenstep.run.world_size", event.world_size)
-            yield MetricValue("evenstep.run.global_batch_size", event.global_batch_size)
+            yield "evenstep.run.world_size", event.world_size, ()
+            yield "evenstep.run.global_batch_size", event.global_batch_size, ()
         case StepMeasured():
             for name in ("wall_s", "makespan_s", "equal_split_s", "best_split_s", "idle_share"):
                 if (value := getattr(event, name)) is not None:
-                    yield MetricValue(f"evenstep.step.{name}", value)
+                    yield f"evenstep.step.{name}", value, ()
             for name in ("batch_size", "compute_s", "data_s", "idle_s"):
                 yield from _by_rank(name, getattr(event, name), most_ranks)
         case ExchangeMeasured():
-            yield MetricValue("evenstep.step.exchange_s", event.exchange_s)
+            yield "evenstep.step.exchange_s", event.exchange_s, ()
         case WaitingDiagnosed():
-            yield MetricValue("evenstep.step.waiting_share", event.waiting_share)
+            yield "evenstep.step.waiting_share", event.waiting_share, ()
 
 
-def counts_of(event: Event) -> Iterator[MetricValue]:
+def counts_of(event: Event) -> Iterator[Value]:
     """Yield by how much ``event`` makes counters grow."""
     match event:
         case StepMeasured():
-            yield MetricValue("evenstep.steps", event.num_steps)
-            yield MetricValue("evenstep.samples", event.num_steps * sum(event.batch_size))
+            yield "evenstep.steps", event.num_steps, ()
+            yield "evenstep.samples", event.num_steps * sum(event.batch_size), ()
         case StepsAccounted():
             for field in event.__match_args__:
                 if field.endswith("_s") and field != "wall_s":
                     phase = (("phase", field.removesuffix("_s")),)
-                    yield MetricValue("evenstep.phase_s", sum(getattr(event, field)), phase)
+                    yield "evenstep.phase_s", sum(getattr(event, field)), phase
         case Rebalanced():
-            yield MetricValue("evenstep.plans", 1)
+            yield "evenstep.plans", 1, ()
         case _ if isinstance(event, _FAULTS):
-            yield MetricValue("evenstep.faults", 1, (("kind", type(event).__name__),))
+            yield "evenstep.faults", 1, (("kind", type(event).__name__),)
 
 
-def _by_rank(name: str, values: Sequence[float], most_ranks: int) -> Iterator[MetricValue]:
+def _by_rank(name: str, values: Sequence[float], most_ranks: int) -> Iterator[Value]:
     """Yield a value for each rank; of many ranks, quantiles and the largest values."""
     ranks: Sequence[int] = range(len(values))
     if len(values) > most_ranks:
         order = sorted(ranks, key=values.__getitem__)
         for quantile in _QUANTILES:
             at = order[round(quantile * (len(order) - 1))]
-            yield MetricValue(
-                f"evenstep.ranks.{name}", values[at], (("quantile", f"{quantile:g}"),)
-            )
+            yield f"evenstep.ranks.{name}", values[at], (("quantile", f"{quantile:g}"),)
         ranks = order[-_WORST:]
     for rank in ranks:
-        yield MetricValue(f"evenstep.rank.{name}", values[rank], (("rank", str(rank)),))
+        yield f"evenstep.rank.{name}", values[rank], (("rank", str(rank)),)
 
 
-@final
-class Newest:
-    """What a run's metrics are now: for adapters that are polled, rather than notified.
+class _Polled:
+    """What a run's metrics are now: a hook that is polled for them.
 
     Taking in an event keeps it and no more; metrics are made of it when they are asked for.
     """
@@ -169,19 +147,19 @@ class Newest:
         self._events: dict[type[Event], Event] = {}
         self._totals: dict[tuple[str, Labels], float] = {}
 
-    def take(self, event: Event) -> None:
+    def __call__(self, event: Event) -> None:
         """Take in an event, from one thread."""
         self._events[type(event)] = event
         for name, value, labels in counts_of(event):
             key = name, labels
             self._totals[key] = self._totals.get(key, 0.0) + value
 
-    def samples(self) -> Iterator[MetricValue]:
+    def _values(self) -> Iterator[Value]:
         """Yield all metrics, from any thread."""
         for event in self._events.copy().values():
             yield from gauges_of(event)
         for (name, labels), total in self._totals.copy().items():
-            yield MetricValue(name, total, labels)
+            yield name, total, labels
 
 
 def check_has(argument: str, value: object, method: str, example: str) -> None:
@@ -195,7 +173,7 @@ def check_has(argument: str, value: object, method: str, example: str) -> None:
 
 
 @final
-class OpenTelemetry:
+class OpenTelemetry(_Polled):
     """A hook whose metrics a meter of OpenTelemetry observes.
 
     Names are ``evenstep.step.wall_s``, ``evenstep.rank.compute_s`` with the attribute ``rank``, and
@@ -221,29 +199,25 @@ class OpenTelemetry:
             raise ImportError(f"`OpenTelemetry` needs opentelemetry-api: `{line}`.") from error
         example = '`opentelemetry.metrics.get_meter("training")`'
         check_has("OpenTelemetry(meter=...)", meter, "create_observable_gauge", example)
+        super().__init__()
         self._observation = Observation
-        self._newest = Newest()
         for kinds, create in (
             (GAUGES, meter.create_observable_gauge),
             (COUNTERS, meter.create_observable_counter),
         ):
-            for name, unit, words in kinds:
+            for name, (unit, words) in kinds.items():
                 create(name, callbacks=[partial(self._observe, name)], unit=unit, description=words)
 
-    def __call__(self, event: Event) -> None:
-        """Take in an event."""
-        self._newest.take(event)
-
     def _observe(self, name: str, options: CallbackOptions) -> Iterable[Observation]:
-        samples = self._newest.samples()
-        return [self._observation(v, dict(labels)) for n, v, labels in samples if n == name]
+        found = self._values()
+        return [self._observation(v, dict(labels)) for n, v, labels in found if n == name]
 
 
 _UNITS = {"_s": "_seconds", "_share": "_ratio"}
 
 
 @final
-class Prometheus:
+class Prometheus(_Polled):
     """A hook whose metrics a registry of ``prometheus_client`` shows.
 
     Names are those of the other adapters in Prometheus' way: ``evenstep_step_wall_seconds``,
@@ -271,13 +245,9 @@ class Prometheus:
             raise ImportError(f"`Prometheus` needs prometheus-client: `{line}`.") from error
         example = "a `prometheus_client.CollectorRegistry()`"
         check_has("Prometheus(registry=...)", registry, "register", example)
+        super().__init__()
         self._core = core
-        self._newest = Newest()
         registry.register(self)
-
-    def __call__(self, event: Event) -> None:
-        """Take in an event."""
-        self._newest.take(event)
 
     def describe(self) -> Iterable[Family]:
         """Return what there may be, for the registry to distinguish from others."""
@@ -286,18 +256,18 @@ class Prometheus:
     def collect(self) -> Iterable[Family]:
         """Return what there is."""
         families = self._families()
-        for name, value, labels in self._newest.samples():
-            families[name].add_sample(_full(name, families[name].type), dict(labels), value)
+        for name, value, labels in self._values():
+            full = _plain(name) + "_total" * (name in COUNTERS)
+            families[name].add_sample(full, dict(labels), value)
         return [family for family in families.values() if family.samples]
 
     def _families(self) -> dict[str, Family]:
-        families: dict[str, Family] = {
-            metric.name: self._core.GaugeMetricFamily(_plain(metric.name), metric.help)
-            for metric in GAUGES
-        }
-        for metric in COUNTERS:
-            name = _plain(metric.name)
-            families[metric.name] = self._core.CounterMetricFamily(name, metric.help)
+        families: dict[str, Family] = {}
+        for metrics, family in (
+            (GAUGES, self._core.GaugeMetricFamily),
+            (COUNTERS, self._core.CounterMetricFamily),
+        ):
+            families |= {name: family(_plain(name), words) for name, (_, words) in metrics.items()}
         return families
 
 
@@ -309,18 +279,7 @@ def _plain(name: str) -> str:
     return name.replace(".", "_")
 
 
-def _full(name: str, kind: str) -> str:
-    return _plain(name) + "_total" * (kind == "counter")
-
-
 _MOST_RANKS = 16
-
-
-class ScalarWriter(Protocol):
-    """What is asked of torch's ``SummaryWriter``, or of another one."""
-
-    def add_scalar(self, tag: str, scalar_value: float, global_step: int) -> object:
-        """Write a value."""
 
 
 @final
@@ -343,7 +302,7 @@ class TensorBoard:
         ValueError: ``writer`` cannot write scalars, or ``every`` is below 1.
     """
 
-    writer: ScalarWriter
+    writer: Any
     every: int = 10
 
     def __post_init__(self) -> None:

@@ -65,7 +65,6 @@ def test_two_ranks_are_started_and_looked_at(tmp_path):
         (["--out", "gone/doctor.json"], "gone/doctor.json"),
         (["--out", "."], "`evenstep doctor --out` must be a file to write, got ."),
         (["--out", ".", "--nproc-per-node", "2"], "`evenstep doctor --out` must be a file to"),
-        (["--out", "x" * 300], "`evenstep doctor --out` must be a file to write, got"),
         (["--nproc-per-node", "1000000000"], "must be from 1 to 1,024, got 1000000000"),
     ],
 )

@@ -83,7 +83,7 @@ def test_the_line_for_another_machine_begins_with_the_newest_start(run):
 @pytest.mark.parametrize(
     ("content", "words"),
     [
-        (None, "name a run that can be read"),
+        (None, "name a file that can be read"),
         (b"\x1f\x8b" + b"\xab\n" * 9, "must hold the events of a run"),
         (b'{"event": "Schema", "version": 9}\n', "Upgrade evenstep"),
     ],

@@ -1,14 +1,14 @@
 """Steps are timed for a bounded time, whatever they do; the reference and a step of one's own."""
 
+import inspect
 import io
 import sys
 
 import pytest
 import torch
 
-from evenstep._doctor import CgroupLimits
 from evenstep.doctor._examination import StageLine
-from evenstep.doctor._timed_step import Reference, check_step, load_step, sizes_for, time_steps
+from evenstep.doctor._timed_step import check_step, load_step, reference, sizes_for, time_steps
 
 
 class FakeClock:
@@ -28,7 +28,7 @@ def timed(seconds_of, sizes=(8, 32), **more):
     def step(size):
         clock.now_s += seconds_of(size)
 
-    return time_steps(3, lambda: step, sizes, CgroupLimits(), clock=clock, **more), clock
+    return time_steps(3, lambda: step, sizes, None, clock=clock, **more), clock
 
 
 def test_both_sizes_are_timed_in_turn():
@@ -96,7 +96,7 @@ def test_an_error_of_loading_is_told():
     def load():
         raise ImportError("no module")
 
-    pace = time_steps(0, load, (1, 2), CgroupLimits())
+    pace = time_steps(0, load, (1, 2), None)
 
     assert (pace.seconds, pace.error) == ((), "ImportError: no module")
 
@@ -111,8 +111,7 @@ def test_what_a_quota_held_back_is_a_share(tmp_path):
         clock.now_s += 1.0
         stat.write_text(f"throttled_usec {1000 + int(clock.now_s * 250_000)}\n")
 
-    limits = CgroupLimits(0.5, "/q", stat_file=stat)
-    pace = time_steps(0, lambda: step, (1, 2), limits, clock=clock, budget_s=10.0)
+    pace = time_steps(0, lambda: step, (1, 2), stat, clock=clock, budget_s=10.0)
 
     assert pace.throttled_share == pytest.approx(0.25)
 
@@ -131,8 +130,7 @@ def test_what_a_quota_held_back_on_several_cpus_counts_once(tmp_path, version):
         stat.write_text(f"throttled_time {held}000\n")
         (tmp_path / "cpuacct.usage").write_text(f"{used}000\n")
 
-    limits = CgroupLimits(3.88, "/q", stat_file=stat)
-    pace = time_steps(0, lambda: step, (1, 2), limits, clock=clock, budget_s=10.0)
+    pace = time_steps(0, lambda: step, (1, 2), stat, clock=clock, budget_s=10.0)
 
     assert pace.throttled_share == pytest.approx(0.03)
 
@@ -147,11 +145,12 @@ def test_two_sizes_are_timed_at_every_global_batch(total, ranks, sizes):
 
 def test_the_reference_does_the_same_everywhere():
     """The same layers and numbers of samples, with nothing left of a step."""
-    reference = Reference(torch.device("cpu"))
-    reference(2)
-    reference(3)
+    step = reference(torch.device("cpu"))
+    step(2)
+    step(3)
+    model = inspect.getclosurevars(step).nonlocals["model"]
 
-    assert all(each.grad is None for each in reference._model.parameters())
+    assert all(each.grad is None for each in model.parameters())
 
 
 STEP = "calls = []\ndef step(num_samples):\n    calls.append(num_samples)\nNUMBER = 3\n"

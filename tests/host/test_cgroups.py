@@ -1,4 +1,4 @@
-"""Limits of control groups, from files as kernels write them; the doctor's tests have more."""
+"""Limits of control groups, from files as kernels write them."""
 
 import pytest
 
@@ -45,6 +45,20 @@ def test_what_cannot_be_read_is_no_limit(nested):
     assert groups.free_bytes() is None
     assert set(groups.throttled_s()) == {0.0}
     assert groups.waited_s() is None
+
+
+@pytest.mark.parametrize("group", ["/docker/abc", "/", "/docker/abc/../.."])
+def test_a_container_sees_its_own_group_at_the_mount(tmp_path, group):
+    """Under the host's name for it, or under none."""
+    box = LinuxRoot(tmp_path, 2, group, mounted="/docker/abc")
+    box.quota("", 2.0)
+
+    assert Cgroups.find(box.root).quota().cores == 2.0
+
+
+def test_no_groups_are_no_limit(tmp_path):
+    """Outside Linux."""
+    assert Cgroups.find(tmp_path) == Cgroups()
 
 
 def test_a_changed_quota_is_there_at_the_next_call(nested):

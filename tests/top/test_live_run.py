@@ -69,8 +69,8 @@ def test_what_balancing_saved_is_of_all_steps():
     """Against whole steps with the equal split, as in the progress line."""
     run = told(*events(1 + 100))
 
-    assert run.wall_s == pytest.approx(100 * 0.32)
-    assert run.equal_s == pytest.approx(100 * 0.42)
+    assert run.whole.wall_s == pytest.approx(100 * 0.32)
+    assert run.whole.equal_s == pytest.approx(100 * 0.42)
     assert (run.first_step, run.num_measured) == (0, 101)
 
 
@@ -100,7 +100,6 @@ def test_causes_stand_beside_their_ranks():
     ("event", "words"),
     [
         (MemoryCapped(3, 1, 40, 1), "step 3: rank 1 fits at most 40 samples"),
-        (MemoryCapped(3, 1, 40, 1, unit="pages"), "fits at most 40, in a unit of another version"),
         (PolicyFailed(3, "KeyError: 1", "Mine"), "the policy Mine failed"),
         (LossNotFinite(3, (0, 2)), "first on rank 0 and rank 2"),
         (WorkerLost(3, 1, "node0", "silent for 30 s"), "rank 1 on node0 was lost after step 3: si"),

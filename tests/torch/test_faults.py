@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from evenstep import Decision
-from evenstep._telemetry import read_events
+from evenstep._telemetry import EventFile
 from evenstep.policies import AbstractPolicy
 from evenstep.testing import WorkerFailed, run_workers
 from evenstep.torch import Runtime
@@ -201,7 +201,7 @@ def test_a_full_disk_stops_the_events_and_not_training(tmp_path):
     with mounted(tmp_path / "disk", "size=8k") as disk:
         settings = {"runtime": replace(SILENT, run_dir=str(disk))}
         results = run_workers(2, faults.with_settings, settings, timeout_s=60)
-        told = [type(event).__name__ for event in read_events(disk)]
+        told = [type(event).__name__ for event in EventFile(disk)]
 
     assert [result[0] for result in results] == [30, 30]
     assert len(results[0][1]) == 1, results[0][1]

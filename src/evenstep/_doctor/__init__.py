@@ -1,6 +1,5 @@
 """What ``evenstep doctor`` looks at and what it finds: facts in, findings out."""
 
-from ._checkup_facts import Ailment as Ailment
 from ._checkup_facts import Checkup as Checkup
 from ._checkup_facts import CpuFacts as CpuFacts
 from ._checkup_facts import Device as Device
@@ -16,11 +15,9 @@ from ._judge import host_mbit as host_mbit
 from ._judge import judge as judge
 from ._judge import run_times as run_times
 from ._machine_facts import TURN_S as TURN_S
-from ._machine_facts import CgroupLimits as CgroupLimits
 from ._machine_facts import LinkServer as LinkServer
 from ._machine_facts import gpus_of_driver as gpus_of_driver
 from ._machine_facts import measure_link as measure_link
-from ._machine_facts import read_cgroups as read_cgroups
 from ._machine_facts import read_cpu as read_cpu
 from ._machine_facts import read_network as read_network
 from ._machine_facts import read_room as read_room

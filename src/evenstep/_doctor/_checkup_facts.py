@@ -5,12 +5,13 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Any
 
-from msgspec import MsgspecError, Struct, to_builtins
+from msgspec import Meta, MsgspecError, convert, to_builtins
 from msgspec.json import decode
 
+from ..events import Amount, Positive
 from ..exceptions import invalid
 
 
@@ -142,8 +143,8 @@ class LinkSpeed:
 
     receiver: int
     sender: int
-    bytes_per_s: float
-    round_trip_s: float
+    bytes_per_s: Amount
+    round_trip_s: Amount
     error: str = ""
 
     @property
@@ -165,8 +166,8 @@ class Pace:
     """
 
     rank: int
-    sizes: tuple[int, ...]
-    seconds: tuple[float, ...]
+    sizes: tuple[Positive, ...]
+    seconds: tuple[Annotated[float, Meta(gt=0)], ...]
     throttled_share: float = 0.0
     error: str = ""
 
@@ -185,8 +186,8 @@ class Checkup:
         skipped_pairs: pairs of hosts that there was no time for.
     """
 
-    world_size: int
-    global_batch_size: int
+    world_size: Positive
+    global_batch_size: Positive
     workload: str
     ranks: tuple[RankFacts, ...]
     links: tuple[LinkSpeed, ...] = ()
@@ -212,47 +213,18 @@ class Checkup:
         return next(facts for facts in self.ranks if facts.rank == rank)
 
 
-class Ailment(StrEnum):
-    """What can be wrong; `docs/doctor.md` has a line for each."""
-
-    RANK_MISSING = "rank-missing"
-    VERSIONS_DIFFER = "versions-differ"
-    THREADS_OVERSUBSCRIBED = "threads-oversubscribed"
-    QUOTA_BELOW_THREADS = "quota-below-threads"
-    QUOTA_THROTTLES = "quota-throttles"
-    CORES_IDLE = "cores-idle"
-    OTHERS_BUSY = "others-busy"
-    GOVERNOR_SLOW = "governor-slow"
-    GPU_SHARED = "gpu-shared"
-    GPU_UNUSED = "gpu-unused"
-    MEMORY_LOW = "memory-low"
-    SHARED_MEMORY_LOW = "shared-memory-low"
-    OPEN_FILES_LOW = "open-files-low"
-    DEBUG_VARIABLE = "debug-variable"
-    HOSTNAME_LOOPBACK = "hostname-loopback"
-    INTERFACE_MISSING = "interface-missing"
-    INTERFACE_SLOW = "interface-slow"
-    LINK_UNREACHABLE = "link-unreachable"
-    LINK_SLOW = "link-slow"
-    LATENCY_HIGH = "latency-high"
-    STEP_FAILED = "step-failed"
-    SPEED_NOISY = "speed-noisy"
-    RANK_SLOW = "rank-slow"
-    NOT_WORTH_KEEPING = "not-worth-keeping"
-
-
 @dataclass(frozen=True, slots=True)
 class FoundAilment:
     """Something that is wrong, or costs time.
 
     Attributes:
-        ailment: what it is.
+        ailment: what it is, by the name that it has in `docs/doctor.md`.
         ranks: whose; empty where it is no rank's in particular.
         evidence: what was read or measured that says so, one sentence.
         remedy: what to do, one sentence.
     """
 
-    ailment: Ailment
+    ailment: str
     ranks: tuple[int, ...]
     evidence: str
     remedy: str
@@ -260,19 +232,6 @@ class FoundAilment:
 
 SCHEMA = "evenstep.doctor"
 VERSION = 1
-
-
-class _Head(Struct):
-    """What every file has, whichever version wrote it."""
-
-    schema: str
-    version: int
-
-
-class _Written(Struct):
-    """What a file of this version has; fields that are unknown are passed over."""
-
-    checkup: Checkup
 
 
 def to_json(checkup: Checkup, findings: Sequence[FoundAilment]) -> str:
@@ -291,17 +250,18 @@ def read_checkup(path: str | Path) -> Checkup:
     name, remedy = f"read_checkup({str(path)!r})", "Give what `evenstep doctor --out` wrote."
     text = Path(path).read_bytes()
     try:
-        head = decode(text, type=_Head)
-    except (MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        record = decode(text, type=dict[str, Any])
+        schema, version = record["schema"], convert(record["version"], int)
+    except (MsgspecError, UnicodeDecodeError, RecursionError, KeyError) as error:
         rule = "be JSON with a schema and a version"
         raise invalid(name, rule, error, remedy) from error
-    if head.schema != SCHEMA:
-        raise invalid(name, f'be of `"schema": "{SCHEMA}"`', repr(head.schema)[:60], remedy)
-    if not 1 <= head.version <= VERSION:
+    if schema != SCHEMA:
+        raise invalid(name, f'be of `"schema": "{SCHEMA}"`', repr(schema)[:60], remedy)
+    if not 1 <= version <= VERSION:
         newer = "Upgrade evenstep, or write it again by `evenstep doctor --out`."
-        raise invalid(name, f"be of a version from 1 to {VERSION}", head.version, newer)
+        raise invalid(name, f"be of a version from 1 to {VERSION}", version, newer)
     try:
-        checkup = decode(text, type=_Written).checkup
+        checkup = convert(record.get("checkup"), Checkup)  # unknown fields are passed over
         _check(checkup)
     except (MsgspecError, ValueError) as error:
         raise invalid(name, "hold a checkup", error, remedy) from error
@@ -322,10 +282,5 @@ def _check(checkup: Checkup) -> None:
     if not named <= set(known):
         raise ValueError(f"nothing is known of ranks {sorted(named - set(known))}")
     for pace in checkup.paces:
-        right = len(pace.sizes) == len(pace.seconds)
-        if not right or min(pace.sizes, default=1) < 1 or min(pace.seconds, default=1) <= 0:
-            raise ValueError(f"the times of rank {pace.rank} are not one above 0 for each size")
-    if any(link.bytes_per_s < 0 or link.round_trip_s < 0 for link in checkup.links):
-        raise ValueError("a link is slower than 0")
-    if checkup.global_batch_size < 1:
-        raise ValueError(f"global_batch_size is {checkup.global_batch_size}")
+        if len(pace.sizes) != len(pace.seconds):
+            raise ValueError(f"the times of rank {pace.rank} are not one for each size")

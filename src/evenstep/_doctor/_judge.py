@@ -9,10 +9,9 @@ import numpy as np
 
 from .._render import number, percent, seconds
 from ..advice import advise
-from ..advice._recorded_run import RunTimes
+from ..advice._advice import RunTimes
 from ..exceptions import invalid
-from ..prediction._affine_filter import AffineFilter
-from ._checkup_facts import Ailment, Checkup, FoundAilment, LinkSpeed, Pace, RankFacts
+from ._checkup_facts import Checkup, FoundAilment, LinkSpeed, Pace, RankFacts
 from ._judge_machines import in_words, judge_machines, numbers
 
 
@@ -40,27 +39,18 @@ def run_times(checkup: Checkup) -> RunTimes:
     for at, pace in enumerate(paces):
         sizes[: len(pace.sizes), at] = pace.sizes
         seconds[: len(pace.seconds), at] = pace.seconds
-    estimator = AffineFilter()
-    state = estimator.after(sizes, seconds)
-    times = estimator.times(state)
-    assert times is not None  # each has a step
-    slowest = max(float(np.median(pace.seconds)) for pace in paces)
-    return RunTimes(
-        times=times,
-        global_batch_size=max(checkup.global_batch_size, len(paces)),
-        names=tuple(_name(checkup, rank) for rank in ranks),
-        max_batch_size=None,
-        overhead_s=0.0,
-        noise=estimator.noise(state),
-        speed_error=estimator.slope_uncertainty(state),
-        time_error=estimator.uncertainty(state),
-        is_line_known=np.array([len(set(pace.sizes)) > 1 for pace in paces]),
+    found = RunTimes.of(
+        sizes,
+        seconds,
         num_steps=num_steps,
-        step_s=slowest,
-        by_cost=None,
+        step_s=max(float(np.median(pace.seconds)) for pace in paces),
+        global_batch_size=max(checkup.global_batch_size, len(paces)),
         ranks=ranks,
+        names=tuple(_name(checkup, rank) for rank in ranks),
         untimed=tuple(rank for rank in range(checkup.world_size) if rank not in ranks),
     )
+    assert found is not None  # each has a step
+    return found
 
 
 def _name(checkup: Checkup, rank: int) -> str:
@@ -97,7 +87,7 @@ def _of_pace(checkup: Checkup, pace: Pace) -> Iterator[FoundAilment]:
     name = checkup.of(pace.rank).name
     if pace.error:
         yield FoundAilment(
-            Ailment.STEP_FAILED,
+            "step-failed",
             (pace.rank,),
             f"{name} could not time {checkup.workload}: {pace.error}.",
             "Try it alone: `evenstep doctor` with the same `--step` on that host.",
@@ -106,7 +96,7 @@ def _of_pace(checkup: Checkup, pace: Pace) -> Iterator[FoundAilment]:
         return
     if pace.throttled_share > THROTTLED_SHARE:
         yield FoundAilment(
-            Ailment.QUOTA_THROTTLES,
+            "quota-throttles",
             (pace.rank,),
             f"A CPU quota held {name} back for {percent(pace.throttled_share)} % of the time in "
             "which steps were timed.",
@@ -114,7 +104,7 @@ def _of_pace(checkup: Checkup, pace: Pace) -> Iterator[FoundAilment]:
         )
     elif (spread := spread_of(pace)) > NOISY:
         yield FoundAilment(
-            Ailment.SPEED_NOISY,
+            "speed-noisy",
             (pace.rank,),
             f"Steps of {name} take {percent(spread)} % more or less than their median.",
             "Look for other processes on its cores; the speeds here are rough.",
@@ -137,7 +127,7 @@ def _slow_ranks(checkup: Checkup) -> Iterator[FoundAilment]:
         for rank in ranks:
             if speed[rank] < (SLOW_SHARE - noise[rank]) * usual:
                 yield FoundAilment(
-                    Ailment.RANK_SLOW,
+                    "rank-slow",
                     (rank,),
                     f"{checkup.of(rank).name} does {number(speed[rank])} samples/s, "
                     f"{number(usual)} is the median of {len(ranks)} ranks with the same device.",
@@ -160,7 +150,7 @@ def _worth(checkup: Checkup) -> Iterator[FoundAilment]:
     for at, keep in enumerate(advice.worth_keeping):
         if not keep:
             yield FoundAilment(
-                Ailment.NOT_WORTH_KEEPING,
+                "not-worth-keeping",
                 (paces[at].rank,),
                 f"{checkup.of(paces[at].rank).name} needs longer for one sample than the others "
                 f"for all {found.global_batch_size}: a step takes {seconds(advice.best.step_s)} "
@@ -187,7 +177,7 @@ def judge_links(checkup: Checkup) -> Iterator[FoundAilment]:
     for link in checkup.links:
         if link.error:
             yield FoundAilment(
-                Ailment.LINK_UNREACHABLE,
+                "link-unreachable",
                 (link.receiver, link.sender),
                 f"{checkup.of(link.receiver).name} does not reach {checkup.of(link.sender).name} "
                 f"at {checkup.of(link.sender).network.address}: {link.error}.",
@@ -227,27 +217,23 @@ def host_mbit(checkup: Checkup) -> dict[str, float]:
 
 
 def _hostname(facts: RankFacts) -> Iterator[FoundAilment]:
-    network = facts.network
-    if network.interface in _LOOPBACKS:
-        yield FoundAilment(
-            Ailment.HOSTNAME_LOOPBACK,
-            (facts.rank,),
-            f"`GLOO_SOCKET_IFNAME={network.interface}` on {facts.name}, and gloo tells the other "
-            "hosts the address of the loopback.",
-            f"Set it{_suggested(facts) or ' to another interface'}, or unset it.",
+    chosen, resolved = facts.network.interface, facts.network.resolved
+    if chosen in _LOOPBACKS:
+        evidence = (
+            f"`GLOO_SOCKET_IFNAME={chosen}` on {facts.name}, and gloo tells the other hosts the "
+            "address of the loopback."
         )
-    if network.interface:
+        remedy = f"Set it{_suggested(facts) or ' to another interface'}, or unset it."
+    elif not chosen and (not resolved or resolved.startswith("127.") or resolved == "::1"):
+        evidence = (
+            f"The name of {facts.host} resolves to {resolved or 'no address'} on {facts.name}, and "
+            "gloo tells the other hosts that address."
+        )
+        remedy = "Write the host's own address into /etc/hosts, or set `GLOO_SOCKET_IFNAME`"
+        remedy += f"{_suggested(facts)}."
+    else:
         return
-    if not network.resolved or network.resolved.startswith("127.") or network.resolved == "::1":
-        to = f"to {network.resolved}" if network.resolved else "to no address"
-        yield FoundAilment(
-            Ailment.HOSTNAME_LOOPBACK,
-            (facts.rank,),
-            f"The name of {facts.host} resolves {to} on {facts.name}, and gloo tells the other "
-            "hosts that address.",
-            f"Write the host's own address into /etc/hosts, or set `GLOO_SOCKET_IFNAME`"
-            f"{_suggested(facts)}.",
-        )
+    yield FoundAilment("hostname-loopback", (facts.rank,), evidence, remedy)
 
 
 def _suggested(facts: RankFacts) -> str:
@@ -262,7 +248,7 @@ def _interface(facts: RankFacts, ranks: tuple[int, ...]) -> Iterator[FoundAilmen
         return
     if chosen not in known:
         yield FoundAilment(
-            Ailment.INTERFACE_MISSING,
+            "interface-missing",
             ranks,
             f"`GLOO_SOCKET_IFNAME={chosen}` on {facts.host}, where no such interface is up with "
             "an address.",
@@ -273,7 +259,7 @@ def _interface(facts: RankFacts, ranks: tuple[int, ...]) -> Iterator[FoundAilmen
     fastest = max(known, key=lambda name: known[name])
     if 0 < known[chosen] <= SLOW_LINK_SHARE * known[fastest]:
         yield FoundAilment(
-            Ailment.INTERFACE_SLOW,
+            "interface-slow",
             ranks,
             f"`GLOO_SOCKET_IFNAME={chosen}` on {facts.host} has {known[chosen]} Mbit/s, "
             f"{fastest} {known[fastest]}.",
@@ -293,7 +279,7 @@ def _slow_links(checkup: Checkup) -> Iterator[FoundAilment]:
         is_behind = mbit < SLOW_LINK_SHARE * usual
         beside = f", those of the others {number(usual)} in the median" if is_behind else ""
         yield FoundAilment(
-            Ailment.LINK_SLOW,
+            "link-slow",
             numbers(ranks),
             f"The link of {ranks[0].host} carries {number(mbit)} Mbit/s{beside}: 100 MB of "
             f"gradients take {seconds(800 / mbit)} one way.",
@@ -304,7 +290,7 @@ def _slow_links(checkup: Checkup) -> Iterator[FoundAilment]:
     if far:
         worst = max(far, key=lambda link: link.round_trip_s)
         yield FoundAilment(
-            Ailment.LATENCY_HIGH,
+            "latency-high",
             (worst.receiver, worst.sender),
             f"A small message from {checkup.of(worst.receiver).name} to "
             f"{checkup.of(worst.sender).name} and back takes {seconds(worst.round_trip_s)}.",
@@ -328,17 +314,17 @@ def judge(checkup: Checkup) -> tuple[FoundAilment, ...]:
 def _without_doubles(found: Iterable[FoundAilment]) -> list[FoundAilment]:
     """Leave out that a quota holds a rank back, where the quota itself is named."""
     found = list(found)
-    named = [each.ranks for each in found if each.ailment is Ailment.QUOTA_BELOW_THREADS]
+    named = [each.ranks for each in found if each.ailment == "quota-below-threads"]
     held = {rank for ranks in named for rank in ranks}
     return [
         each
         for each in found
-        if each.ailment is not Ailment.QUOTA_THROTTLES or not held.issuperset(each.ranks)
+        if each.ailment != "quota-throttles" or not held.issuperset(each.ranks)
     ]
 
 
 def _merged(found: Iterable[FoundAilment]) -> tuple[FoundAilment, ...]:
-    groups: dict[tuple[Ailment, str], list[FoundAilment]] = {}
+    groups: dict[tuple[str, str], list[FoundAilment]] = {}
     for each in found:
         groups.setdefault((each.ailment, each.remedy), []).append(each)
     merged: list[FoundAilment] = []

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from ._checkup_facts import Ailment, Checkup, FoundAilment, RankFacts
+from .._render import counted, percent
+from ._checkup_facts import Checkup, FoundAilment, RankFacts
 
 GIB = 2**30
 LEAST_SHARED_BYTES = GIB // 2
@@ -58,7 +59,7 @@ def in_words(ranks: Sequence[int]) -> str:
 def _missing(checkup: Checkup) -> Iterator[FoundAilment]:
     if missing := checkup.missing:
         yield FoundAilment(
-            Ailment.RANK_MISSING,
+            "rank-missing",
             missing,
             f"No answer from {in_words(missing)} of {checkup.world_size}.",
             "See what their processes printed, and whether their hosts reach `MASTER_ADDR` at "
@@ -78,7 +79,7 @@ def _versions(checkup: Checkup) -> Iterator[FoundAilment]:
         said = "; ".join(f"{version} on {in_words(ranks)}" for version, ranks in found.items())
         fewest = min(found.values(), key=len)
         yield FoundAilment(
-            Ailment.VERSIONS_DIFFER,
+            "versions-differ",
             tuple(fewest),
             f"Versions of {name} differ: {said}.",
             f"Install the same {name} everywhere, from one lock file or image.",
@@ -105,14 +106,14 @@ def _cores(ranks: Sequence[RankFacts]) -> Iterator[FoundAilment]:
         if quota is None or threads <= quota:
             continue
         each = max(1, math.floor(quota / len(members)))
-        remedy = f"Raise the quota to {_count(threads, 'core')}"
+        remedy = f"Raise the quota to {counted(threads, 'core')}"
         if each * len(members) < threads:
             remedy += f", or set `OMP_NUM_THREADS={each}`"
         yield FoundAilment(
-            Ailment.QUOTA_BELOW_THREADS,
+            "quota-below-threads",
             numbers(members),
-            f"{_threads(threads)} of {in_words(numbers(members))} under a quota of {quota:g} "
-            f"cores ({file}).",
+            f"{counted(threads, 'thread')} of {in_words(numbers(members))} under a quota of "
+            f"{quota:g} cores ({file}).",
             f"{remedy}.",
         )
     if not crowded and not by_group and all(facts.device.kind == "cpu" for facts in ranks):
@@ -141,10 +142,10 @@ def _crowded(ranks: Sequence[RankFacts]) -> FoundAilment | None:
         remedy = "Start fewer ranks there"
     remedy += ", or let the ranks run on more cores" if pinned else ""
     return FoundAilment(
-        Ailment.THREADS_OVERSUBSCRIBED,
+        "threads-oversubscribed",
         numbers(members),
-        f"{_threads(threads)} of {in_words(numbers(members))} share "
-        f"{_count(len(cores), 'core')} of {members[0].host}{why}.",
+        f"{counted(threads, 'thread')} of {in_words(numbers(members))} share "
+        f"{counted(len(cores), 'core')} of {members[0].host}{why}.",
         f"{remedy}.",
     )
 
@@ -156,9 +157,9 @@ def _idle(ranks: Sequence[RankFacts]) -> Iterator[FoundAilment]:
     each = cores // len(ranks)
     if each > 1 and 2 * threads < cores:
         yield FoundAilment(
-            Ailment.CORES_IDLE,
+            "cores-idle",
             numbers(ranks),
-            f"{_threads(threads)} of {in_words(numbers(ranks))} on {cores} cores of "
+            f"{counted(threads, 'thread')} of {in_words(numbers(ranks))} on {cores} cores of "
             f"{ranks[0].host}: torchrun sets `OMP_NUM_THREADS=1` where it is not set.",
             f"Set `OMP_NUM_THREADS={each}`, less what loader workers need.",
         )
@@ -170,14 +171,14 @@ def _machine(ranks: Sequence[RankFacts]) -> Iterator[FoundAilment]:
     cpu = first.cpu
     if (busy := _busy(ranks)) is not None:
         yield FoundAilment(
-            Ailment.OTHERS_BUSY,
+            "others-busy",
             everyone,
             f"{first.host} is busy with something else: {busy}.",
             "Look at `top` there, and end it or leave the host to it.",
         )
     if cpu.governor in ("powersave", "conservative") and cpu.governor_driver not in OWN_GOVERNORS:
         yield FoundAilment(
-            Ailment.GOVERNOR_SLOW,
+            "governor-slow",
             everyone,
             f"The CPU governor of {first.host} is `{cpu.governor}` ({cpu.governor_driver}).",
             "Run `cpupower frequency-set -g performance` there.",
@@ -193,30 +194,23 @@ def _busy(ranks: Sequence[RankFacts]) -> str | None:
             return f"in {100 * cpu.pressure:.0f} % of the last minute something waited for a core"
         return None
     if cpu.load > cpu.num_cores * (1 + BUSY):
-        return f"a load of {cpu.load:.3g} on {_count(cpu.num_cores, 'core')} in the last minute"
+        return f"a load of {cpu.load:.3g} on {counted(cpu.num_cores, 'core')} in the last minute"
     return None
 
 
 def _room(first: RankFacts, everyone: tuple[int, ...]) -> Iterator[FoundAilment]:
     room, host = first.room, first.host
+    low = ""
     if room.available_bytes is not None and room.available_bytes < LEAST_MEMORY_BYTES:
-        yield FoundAilment(
-            Ailment.MEMORY_LOW,
-            everyone,
-            f"{room.available_bytes / GIB:.2g} GiB of memory are left on {host}.",
-            "Free some, or start fewer ranks there.",
-        )
+        low = f"{room.available_bytes / GIB:.2g} GiB of memory are left on {host}."
     elif room.memory_pressure is not None and room.memory_pressure > BUSY:
-        share = 100 * room.memory_pressure
-        yield FoundAilment(
-            Ailment.MEMORY_LOW,
-            everyone,
-            f"In {share:.0f} % of the last minute something on {host} waited for memory.",
-            "Free some, or start fewer ranks there.",
-        )
+        share = percent(room.memory_pressure)
+        low = f"In {share} % of the last minute something on {host} waited for memory."
+    if low:
+        yield FoundAilment("memory-low", everyone, low, "Free some, or start fewer ranks there.")
     if room.shared_bytes is not None and room.shared_bytes < LEAST_SHARED_BYTES:
         yield FoundAilment(
-            Ailment.SHARED_MEMORY_LOW,
+            "shared-memory-low",
             everyone,
             f"/dev/shm of {host} has {room.shared_bytes / 2**20:.0f} MiB; loader workers hand "
             "over batches there.",
@@ -225,7 +219,7 @@ def _room(first: RankFacts, everyone: tuple[int, ...]) -> Iterator[FoundAilment]
     if room.open_files is not None and room.open_files < LEAST_OPEN_FILES:
         ceiling = room.open_files_ceiling or LEAST_OPEN_FILES
         yield FoundAilment(
-            Ailment.OPEN_FILES_LOW,
+            "open-files-low",
             everyone,
             f"A process on {host} may open {room.open_files} files.",
             f"Run `ulimit -n {min(max(ceiling, LEAST_OPEN_FILES), 65536)}` before torchrun.",
@@ -239,9 +233,9 @@ def _cards(checkup: Checkup) -> Iterator[FoundAilment]:
             by_uuid.setdefault(facts.device.uuid, []).append(facts)
         if facts.unused_gpus and facts.device.kind == "cpu":
             yield FoundAilment(
-                Ailment.GPU_UNUSED,
+                "gpu-unused",
                 (facts.rank,),
-                f"{facts.name} computes on the CPU, beside {_count(facts.unused_gpus, 'GPU')} "
+                f"{facts.name} computes on the CPU, beside {counted(facts.unused_gpus, 'GPU')} "
                 "that torch does not see.",
                 "Install a torch with CUDA, or look at `CUDA_VISIBLE_DEVICES` and the container's "
                 "`--gpus`.",
@@ -249,7 +243,7 @@ def _cards(checkup: Checkup) -> Iterator[FoundAilment]:
     for uuid, sharing in by_uuid.items():
         if len(sharing) > 1:
             yield FoundAilment(
-                Ailment.GPU_SHARED,
+                "gpu-shared",
                 numbers(sharing),
                 f"{in_words(numbers(sharing)).capitalize()} compute on one {sharing[0].device.name}"
                 f" of {sharing[0].host} ({uuid}).",
@@ -268,16 +262,8 @@ def _variables(checkup: Checkup) -> Iterator[FoundAilment]:
         if found:
             setting = f"{name}={found[0].variables[name]}"
             yield FoundAilment(
-                Ailment.DEBUG_VARIABLE,
+                "debug-variable",
                 numbers(found),
                 f"`{setting}` on {in_words(numbers(found))}: {effect}.",
                 f"`unset {name}`, once what it was set for is found.",
             )
-
-
-def _threads(number: int) -> str:
-    return _count(number, "thread")
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}{'' if number == 1 else 's'}"

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import hmac
 import os
+import re
 import socket
 import statistics
 import threading
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Self, final
 
 from .._exchange._meeting import interface_address, loopback
-from .._host import Cgroups, contents, number_of, throttled_s
+from .._host import Cgroups, available_bytes, contents
 from ._checkup_facts import CpuFacts, LinkSpeed, NetworkFacts, RoomFacts
 from ._judge_machines import SLOWING
 
@@ -24,21 +24,16 @@ Pair = tuple[int, int]
 """Receiver and sender."""
 
 
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    """Turns in which links are measured.
-
-    Attributes:
-        turns: pairs that measure at the same time; no host is in two of them.
-        skipped: pairs of hosts that there is no time for.
-    """
-
-    turns: tuple[tuple[Pair, ...], ...]
-    skipped: int = 0
+Turn = tuple[Pair, ...]
+"""Pairs that measure at the same time; no host is in two of them."""
 
 
-def schedule(hosts: Sequence[Sequence[int]], *, turn_s: float, budget_s: float) -> Schedule:
-    """Return the turns for the first rank of every host, and for two ranks of each host.
+def schedule(
+    hosts: Sequence[Sequence[int]], *, turn_s: float, budget_s: float
+) -> tuple[tuple[Turn, ...], int]:
+    """Return the turns in which links are measured, and how many pairs of hosts have no time.
+
+    They are for the first rank of every host, and for two ranks of each host.
 
     Ranks of one host share its link, so one of them measures it. Pairs go one by one as long as
     that fits into ``budget_s``: no measurement disturbs another. Else all hosts measure at once in
@@ -58,13 +53,13 @@ def schedule(hosts: Sequence[Sequence[int]], *, turn_s: float, budget_s: float) 
     pairs = sum(map(len, rounds))
     if 2 * (pairs + len(inside)) <= most:
         one_by_one = [*((pair,) for pair in inside), *((p,) for each in rounds for p in each)]
-        return Schedule(_both_ways(one_by_one))
+        return _both_ways(one_by_one), 0
     within = [tuple(inside)] if inside else []
     kept = rounds[: max(1, most // 2 - len(within))]
-    return Schedule(_both_ways([*within, *kept]), pairs - sum(map(len, kept)))
+    return _both_ways([*within, *kept]), pairs - sum(map(len, kept))
 
 
-def _tournament(players: Sequence[int]) -> list[tuple[Pair, ...]]:
+def _tournament(players: Sequence[int]) -> list[Turn]:
     """Return rounds in which each meets each once; no rank is in two pairs of a round."""
     ring: list[int | None] = [*players, *([None] if len(players) % 2 else [])]
     half, rounds = len(ring) // 2, []
@@ -77,7 +72,7 @@ def _tournament(players: Sequence[int]) -> list[tuple[Pair, ...]]:
     return rounds
 
 
-def _both_ways(rounds: Sequence[tuple[Pair, ...]]) -> tuple[tuple[Pair, ...], ...]:
+def _both_ways(rounds: Sequence[Turn]) -> tuple[Turn, ...]:
     return tuple(turn for pairs in rounds for turn in (pairs, tuple((b, a) for a, b in pairs)))
 
 
@@ -230,53 +225,6 @@ def _exactly(connection: socket.socket, number: int) -> bytes:
     return found
 
 
-@dataclass(frozen=True, slots=True)
-class CgroupLimits:
-    """The tightest limits of the process's groups and of those around them.
-
-    Attributes:
-        quota_cores: cores; None is no limit.
-        quota_file: the file that says so.
-        free_bytes: memory that is left under the tightest limit; None is no limit.
-        stat_file: where the kernel counts what the quota held back; None where it does not.
-    """
-
-    quota_cores: float | None = None
-    quota_file: str = ""
-    free_bytes: int | None = None
-    stat_file: Path | None = None
-
-    def throttled_s(self) -> float:
-        """Return for how long the quota held the group back so far; 0 where it is unknown.
-
-        On several CPUs at once, that is the sum over them.
-        """
-        return 0.0 if self.stat_file is None else throttled_s(self.stat_file)
-
-    def used_s(self) -> float:
-        """Return the CPU time that the group has had so far; 0 where it is unknown."""
-        if self.stat_file is None:
-            return 0.0
-        if (second_us := number_of(contents(self.stat_file), b"usage_usec")) is not None:
-            return second_us / 1e6
-        first_ns = contents(self.stat_file.with_name("cpuacct.usage"))
-        return int(first_ns) / 1e9 if first_ns.strip().isdigit() else 0.0
-
-
-def read_cgroups(root: Path = Path("/")) -> CgroupLimits:
-    """Return the limits of this process.
-
-    Args:
-        root: of the file system that is read.
-    """
-    groups = Cgroups.find(root)
-    quota, free = groups.quota(), groups.free_bytes()
-    if quota is None:
-        return CgroupLimits(free_bytes=free)
-    named = f"/{quota.file.relative_to(root)}"
-    return CgroupLimits(quota.cores, named, free, quota.file.with_name("cpu.stat"))
-
-
 VARIABLES = (
     *("OMP_NUM_THREADS", "MKL_NUM_THREADS", "GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"),
     *("CUDA_VISIBLE_DEVICES", *SLOWING),
@@ -289,39 +237,40 @@ def read_variables(environ: Mapping[str, str]) -> dict[str, str]:
     return {name: environ[name] for name in VARIABLES if name in environ}
 
 
-def read_cpu(num_threads: int, limits: CgroupLimits, root: Path = Path("/")) -> CpuFacts:
+def read_cpu(num_threads: int, groups: Cgroups, root: Path = Path("/")) -> CpuFacts:
     """Return the cores of the machine, and what this process may use of them.
 
     Args:
         num_threads: that arithmetic uses.
-        limits: of the process's control groups.
+        groups: of the process.
         root: of the file system that is read.
     """
     number = os.cpu_count() or 1
     has = hasattr(os, "sched_getaffinity")
     affinity = sorted(os.sched_getaffinity(0)) if has else list(range(number))
+    quota = groups.quota()
     folder = root / f"sys/devices/system/cpu/cpu{affinity[0]}/cpufreq"
     return CpuFacts(
         num_cores=number,
         affinity=tuple(affinity),
         num_threads=num_threads,
-        quota_cores=limits.quota_cores,
-        quota_file=limits.quota_file,
+        quota_cores=None if quota is None else quota.cores,
+        quota_file="" if quota is None else f"/{quota.file.relative_to(root)}",
         governor=_text(folder / "scaling_governor"),
         governor_driver=_text(folder / "scaling_driver"),
         pressure=_pressure(root / "proc/pressure/cpu"),
-        load=_load(root / "proc/loadavg"),
+        load=os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0,
     )
 
 
-def read_room(limits: CgroupLimits, root: Path = Path("/")) -> RoomFacts:
+def read_room(groups: Cgroups, root: Path = Path("/")) -> RoomFacts:
     """Return memory and limits of files.
 
     Args:
-        limits: of the process's control groups.
+        groups: of the process.
         root: of the file system that is read.
     """
-    left = [_available_bytes(root / "proc/meminfo"), limits.free_bytes]
+    left = [available_bytes(root), groups.free_bytes()]
     known = [number for number in left if number is not None]
     shared = None
     with suppress(OSError, AttributeError):
@@ -360,10 +309,7 @@ def read_network(
 
 def gpus_of_driver(root: Path = Path("/")) -> int:
     """Return how many cards NVIDIA's driver has, whether torch sees them or not."""
-    try:
-        return len(list((root / "proc/driver/nvidia/gpus").iterdir()))
-    except OSError:
-        return 0
+    return len(list(root.glob("proc/driver/nvidia/gpus/*")))
 
 
 def _interfaces(root: Path) -> dict[str, int] | None:
@@ -410,32 +356,9 @@ def _open_files() -> tuple[int | None, int | None]:
 
 def _pressure(file: Path) -> float | None:
     """Return the part of the last minute in which something waited, in [0, 1]."""
-    for line in _text(file).splitlines():
-        kind, *fields = line.split()
-        values = dict(field.split("=", 1) for field in fields if "=" in field)
-        with suppress(KeyError, ValueError):
-            if kind == "some":
-                return float(values["avg60"]) / 100
-    return None
-
-
-def _load(file: Path) -> float:
-    with suppress(IndexError, ValueError):
-        return float(_text(file).split()[0])
-    return 0.0
-
-
-def _available_bytes(file: Path) -> int | None:
-    for line in _text(file).splitlines():
-        name, _, value = line.partition(":")
-        with suppress(IndexError, ValueError):
-            if name == "MemAvailable":
-                return int(value.split()[0]) * 1024
-    return None
+    found = re.search(r"^some .*avg60=(\d+\.\d+)", _text(file), re.M)
+    return float(found[1]) / 100 if found else None
 
 
 def _text(file: Path) -> str:
-    try:
-        return file.read_text("ascii", "replace").strip()
-    except OSError:
-        return ""
+    return contents(file).decode("ascii", "replace").strip()

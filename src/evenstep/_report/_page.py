@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -11,20 +11,25 @@ from string import Template
 import numpy as np
 
 from .._render import counted, number, percent, seconds, sizes
-from ._chart_data import as_script, folded, highest, key_figures, table, text
 from ._charts import (
     MOST_ROWS,
-    Drawn,
+    Charts,
     account,
+    as_script,
     exchanges,
+    folded,
+    highest,
+    key_figures,
     of_ranks,
     overlaid,
     share_cell,
     step_times,
+    table,
+    text,
     waiting,
     waiting_shares,
 )
-from ._run_figures import PARTS, LinkFigures, ReportFigures
+from ._read_figures import LinkFigures, ReportFigures
 from ._sentences import (
     LABELS,
     differences,
@@ -36,6 +41,7 @@ from ._sentences import (
     still_lost,
     waiting_share,
 )
+from ._step_tally import PARTS
 
 _LETTERS = ("a", "b")
 
@@ -50,12 +56,14 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
     """
     names = _names(runs)
     high = highest(*map(waiting_shares, runs)) if len(runs) > 1 else None
-    parts = [Section("compare", "The two runs", *_compared(runs, names))] if len(runs) > 1 else []
+    charts: Charts = {}
+    parts: list[Section] = []
+    if len(runs) > 1:
+        parts.append(("compare", "The two runs", _compared(charts, runs, names)))
     for key, name, run in zip(_LETTERS, names, runs, strict=False):
-        begin = f"{name}: " if len(runs) > 1 else ""
-        for part in sections(run, key, high=high):
-            title = begin + (part.title if not begin else part.title.lower())
-            parts.append(Section(part.name, title, part.html, part.charts))
+        for part, heading, html in _sections(charts, run, key, high):
+            of_two = f"{name}: {heading.lower()}"
+            parts.append((f"{key}-{part}", of_two if len(runs) > 1 else heading, html))
     title = f"Report: {' and '.join(names)}"
     words = "How evenstep balanced a run" if len(runs) == 1 else "How evenstep balanced two runs"
     assets = files(__package__) / "assets"
@@ -63,12 +71,11 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
     def asset(name: str) -> str:
         return (assets / name).read_text("utf-8")
 
-    charts = {one.name: one.spec for part in parts for one in part.charts}
     return Template(asset("page.html")).substitute(
         title=escape(title),
         subtitle=escape(words),
         style=asset("uPlot.min.css") + asset("report.css"),
-        links="".join(f'<li><a href="#{p.name}">{escape(p.title)}</a></li>' for p in parts),
+        links="".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in parts),
         body="".join(map(_section, parts)),
         footer=escape(f"Made by evenstep {version}, {made}. Charts: uPlot 1.6.32, MIT licence."),
         charts=as_script(charts),
@@ -76,11 +83,15 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
     )
 
 
+Section = tuple[str, str, str]
+"""What links lead to, the heading, and what is below it."""
+
+
 def _section(part: Section) -> str:
-    heading = f'<h2 id="{part.name}-title">{escape(part.title)}</h2>'
+    name, heading, html = part
     return (
-        f'<section id="{part.name}" aria-labelledby="{part.name}-title">'
-        f"{heading}{part.html}</section>"
+        f'<section id="{name}" aria-labelledby="{name}-title">'
+        f'<h2 id="{name}-title">{escape(heading)}</h2>{html}</section>'
     )
 
 
@@ -91,73 +102,46 @@ def _names(runs: Sequence[ReportFigures]) -> list[str]:
     return names
 
 
-def _compared(runs: Sequence[ReportFigures], names: Sequence[str]) -> tuple[str, tuple[Drawn, ...]]:
+def _compared(charts: Charts, runs: Sequence[ReportFigures], names: Sequence[str]) -> str:
     first, second = runs
     inner = "".join(text("li", line) for line in differences(first, second, names[1]))
     rows = [
-        ["Step", *(lasting(run.savings.elapsed_s / run.num_steps) for run in runs)],
-        ["Measured time", *(lasting(run.savings.elapsed_s) for run in runs)],
+        ["Step", *(lasting(run.steps.elapsed_s / run.num_steps) for run in runs)],
+        ["Measured time", *(lasting(run.steps.elapsed_s) for run in runs)],
         ["Steps", *(f"{run.num_steps:,}" for run in runs)],
         ["Saved against the equal split", *map(saved, runs)],
         ["Waiting for other ranks", *(f"{100 * waiting_share(run):.1f} %" for run in runs)],
     ]
-    drawn = overlaid(dict(zip(names, runs, strict=True)))
-    charts = () if drawn is None else (drawn,)
     html = f"<ul>{inner}</ul>" + table("Both runs", ["Figure", *names], rows)
-    return html + "".join(one.html for one in charts), charts
+    return html + overlaid(charts, dict(zip(names, runs, strict=True)))
 
 
-@dataclass(frozen=True, slots=True)
-class Section:
-    """A part of the page.
-
-    Attributes:
-        name: what links lead to.
-        title: its heading.
-        html: what is below the heading.
-        charts: those in it.
-    """
-
-    name: str
-    title: str
-    html: str
-    charts: tuple[Drawn, ...] = ()
-
-
-def sections(run: ReportFigures, key: str, *, high: float | None = None) -> Iterator[Section]:
-    """Yield what is reported of a run.
-
-    Args:
-        run: which.
-        key: begins the names of its sections and charts.
-        high: waiting with the darkest color; None is the most in the run.
-    """
-    yield Section(f"{key}-summary", "Summary", _summary(run))
-    yield Section(f"{key}-lost", "What is still lost, and why", _lost(run))
-    drawn = [one for one in (step_times(run, key), account(run, key)) if one is not None]
-    drawn.append(waiting(run, key, high))
-    yield _of_charts(f"{key}-time", "Time", drawn)
-    yield _of_charts(f"{key}-ranks", "Ranks", list(of_ranks(run, key)), _plans(run) + _ranks(run))
+def _sections(
+    charts: Charts, run: ReportFigures, key: str, high: float | None
+) -> Iterator[Section]:
+    """Yield what is reported of a run; ``high`` is waiting with the darkest color."""
+    yield "summary", "Summary", _summary(run)
+    yield "lost", "What is still lost, and why", _lost(run)
+    html = step_times(charts, run, key) + account(charts, run, key)
+    yield "time", "Time", html + waiting(charts, run, key, high)
+    yield "ranks", "Ranks", of_ranks(charts, run, key) + _plans(run) + _ranks(run)
     if run.links is not None:
-        drawn = [one for one in (exchanges(run, run.links, key),) if one is not None]
-        yield _of_charts(f"{key}-links", "Links and shares", drawn, _links(run, run.links))
-    yield Section(f"{key}-faults", "Faults", _faults(run))
-    yield Section(f"{key}-settings", "Settings", _settings(run))
-
-
-def _of_charts(name: str, title: str, drawn: Sequence[Drawn], rest: str = "") -> Section:
-    return Section(name, title, "".join(one.html for one in drawn) + rest, tuple(drawn))
+        html = exchanges(charts, run, run.links, key)
+        html += _measured_links(run, run.links) + _shares(run.links)
+        yield "links", "Links and shares", html
+    yield "faults", "Faults", _faults(run)
+    yield "settings", "Settings", _settings(run)
 
 
 def _summary(run: ReportFigures) -> str:
-    savings = run.savings
+    elapsed_s = run.steps.elapsed_s
     figures = {
         "Saved against the equal split": saved(run),
         "Waiting for other ranks": f"{percent(waiting_share(run))} %",
-        "Measured time": lasting(savings.elapsed_s),
+        "Measured time": lasting(elapsed_s),
         "Steps": f"{run.num_steps:,}",
-        "Samples per second": f"{run.steps.rank_samples.sum() / savings.elapsed_s:,.0f}"
-        if savings.elapsed_s
+        "Samples per second": f"{run.steps.rank_samples.sum() / elapsed_s:,.0f}"
+        if elapsed_s
         else "unknown",
         "Ranks": str(run.world_size),
     }
@@ -289,10 +273,6 @@ def _rank(run: ReportFigures, rank: int) -> list[str]:
     ]
 
 
-def _links(run: ReportFigures, links: LinkFigures) -> str:
-    return _measured_links(run, links) + _shares(links)
-
-
 def _measured_links(run: ReportFigures, links: LinkFigures) -> str:
     if links.first is None or links.last is None:
         return ""
@@ -378,8 +358,5 @@ def _settings(run: ReportFigures) -> str:
 
 def _counted(devices: Sequence[str]) -> str:
     """Return the kinds of device with their number, without the index of each."""
-    kinds: dict[str, int] = {}
-    for device in devices:
-        kind = device.partition(" ")[2] or device.partition(":")[0]
-        kinds[kind] = kinds.get(kind, 0) + 1
+    kinds = Counter(one.partition(" ")[2] or one.partition(":")[0] for one in devices)
     return ", ".join(f"{num} x {kind}" for kind, num in kinds.items())

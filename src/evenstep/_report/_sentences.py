@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from .._render import number, percent, seconds
-from ._run_figures import PARTS, KnownCause, ReportFigures
+from ._read_figures import KnownCause, ReportFigures
+from ._step_tally import PARTS
 
 LABELS = {
     "input_s": "input",
@@ -38,8 +39,8 @@ def ended(words: str) -> str:
 
 def headline(run: ReportFigures) -> str:
     """Return what was saved, in a sentence."""
-    savings = run.savings
-    if savings.saved_share is None:
+    steps = run.steps
+    if steps.saved_share is None:
         return (
             "What the equal split would have taken is not known: the times of the workers were "
             "not fitted in this run."
@@ -47,23 +48,23 @@ def headline(run: ReportFigures) -> str:
     if run.keeps_equal:
         return (
             "The split was equal, so nothing was saved. The best split would have saved "
-            f"{lasting(savings.left_s)} of computing."
+            f"{lasting(steps.left_s)} of computing."
         )
-    verb = "saved" if savings.saved_s >= 0 else "cost"
+    verb = "saved" if steps.saved_s >= 0 else "cost"
     return (
-        f"Balancing {verb} {lasting(abs(savings.saved_s))} against the equal split: "
-        f"{percent(abs(savings.saved_share))} % of the time that it would have taken."
+        f"Balancing {verb} {lasting(abs(steps.saved_s))} against the equal split: "
+        f"{percent(abs(steps.saved_share))} % of the time that it would have taken."
     )
 
 
 def saved(run: ReportFigures) -> str:
     """Return what was saved against the equal split, as a table has it."""
-    savings = run.savings
+    steps = run.steps
     if run.keeps_equal:
         return "nothing: it was kept"
-    if savings.saved_share is None:
+    if steps.saved_share is None:
         return "unknown"
-    return f"{lasting(savings.saved_s)}, {percent(savings.saved_share)} %"
+    return f"{lasting(steps.saved_s)}, {percent(steps.saved_share)} %"
 
 
 def still_lost(run: ReportFigures) -> str:
@@ -89,8 +90,8 @@ def still_lost(run: ReportFigures) -> str:
         ]
         if parts:
             sentences.append(f"Besides, {', '.join(parts)}.")
-    left = run.savings.left_s
-    if left > 0.01 * run.savings.elapsed_s:
+    left = run.steps.left_s
+    if left > 0.01 * run.steps.elapsed_s:
         sentences.append(f"A perfect split of every step would have saved another {lasting(left)}.")
     return " ".join(sentences)
 
@@ -101,7 +102,7 @@ _EXPOSED = ("input_s", "communication_s", "evaluation_s", "checkpoint_s")
 def waiting_share(run: ReportFigures) -> float:
     """Return the part of all ranks' time that they wait: of accounts, or else of computing."""
     if run.accounts is None:
-        return run.savings.idle_share
+        return run.steps.waiting_share
     spent = run.accounts.rank_part_s.sum(axis=0)
     return float(spent[PARTS.index("waiting_s")] / spent.sum()) if spent.sum() else 0.0
 
@@ -121,7 +122,7 @@ def _cause(run: ReportFigures, cause: KnownCause) -> str:
 def differences(first: ReportFigures, second: ReportFigures, name: str) -> list[str]:
     """Return how the second run, called ``name``, differs from the first, a sentence each."""
     sentences = []
-    steps = [run.savings.elapsed_s / run.num_steps for run in (first, second)]
+    steps = [run.steps.elapsed_s / run.num_steps for run in (first, second)]
     ratio = steps[1] / steps[0] if steps[0] else 1.0
     if abs(ratio - 1) < 0.01:
         sentences.append(f"A step takes as long in both, {seconds(steps[0])}.")

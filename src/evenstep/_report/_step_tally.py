@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, final
+from dataclasses import fields
+from typing import final
 
 import numpy as np
 
 from .._types import FloatArray, IntArray
 from ..events import StepMeasured, StepsAccounted
-from ._run_figures import PARTS, AccountFigures, Savings, StepFigures
 
 MOST_BINS = 512
 """Stretches at most; from half as many on they are as fine as a chart can show."""
+PARTS = tuple(field.name for field in fields(StepsAccounted)[3:])
+"""The parts of a step, in the order of ``StepsAccounted``."""
 
 
 @final
-class StepBins:
-    """Stretches of as many steps each, which double when the run has outgrown them.
+class Stretches:
+    """Tables by stretches of as many steps each, which double when the run has outgrown them.
 
     So a run of any length fits into the same memory, its length need not be known before, and
     every step counts. Steps before the first one that was reported count to the first stretch.
@@ -31,7 +33,8 @@ class StepBins:
     def __init__(self) -> None:
         self.first: int | None = None
         self.width = 1
-        self._tables: list[BinnedSums | BinnedRange] = []
+        self._tables: dict[str, FloatArray] = {}
+        self._how: dict[str, np.ufunc] = {}
 
     def begin(self, step: int) -> None:
         """Have the first stretch begin with ``step``, unless it has begun."""
@@ -46,8 +49,10 @@ class StepBins:
         past = np.maximum(steps - (self.first or 0), 0)
         while past.max() // self.width >= MOST_BINS:
             self.width *= 2
-            for table in self._tables:
-                table.halve()
+            for name, how in self._how.items():
+                pairs = how(self._tables[name][0::2], self._tables[name][1::2])
+                rest = np.full_like(pairs, 0.0 if how is np.add else np.nan)
+                self._tables[name] = np.concatenate([pairs, rest])
         return past // self.width
 
     def spread(self, last: IntArray, num: IntArray) -> tuple[IntArray, IntArray, FloatArray]:
@@ -72,81 +77,51 @@ class StepBins:
         total = np.bincount(row, overlap, len(last))[row]
         return row, at, np.where(total > 0, overlap / np.maximum(total, 1), 1 / reach[row])
 
-    def sums(self) -> BinnedSums:
-        """Return a table of sums for these stretches, empty."""
-        table = BinnedSums()
-        self._tables.append(table)
-        return table
+    def add(self, name: str, at: IntArray, values: FloatArray, how: np.ufunc = np.add) -> None:
+        """Take rows into the stretches ``at`` of a table.
 
-    def range(self) -> BinnedRange:
-        """Return a table of the least and the most for these stretches, empty."""
-        table = BinnedRange()
-        self._tables.append(table)
-        return table
-
-
-@final
-class BinnedSums:
-    """Sums by stretch and column; columns are added as they come.
-
-    Attributes:
-        values: ``(MOST_BINS, columns)``.
-    """
-
-    def __init__(self) -> None:
-        self.values: FloatArray = np.zeros((MOST_BINS, 0))
-
-    def add(self, at: IntArray, values: FloatArray) -> None:
-        """Add rows ``(rows, columns)`` to the stretches ``at``."""
+        Args:
+            name: of the table; one of this name is made if need be.
+            at: stretches, ``(rows,)``.
+            values: ``(rows, columns)``, or ``(rows,)`` for one column.
+            how: ``np.add``, or ``np.fmin`` or ``np.fmax``, which pass over NaN.
+        """
         if not len(at):
             return
-        self.widen(values.shape[1])
-        starts = _runs(at)
-        sums = np.add.reduceat(values, starts)
-        for stretch, row in zip(at[starts].tolist(), sums, strict=True):
-            self.values[stretch, : len(row)] += row
+        self._how[name] = how
+        rows = values.reshape(len(at), -1)
+        starts = np.flatnonzero(np.diff(at, prepend=at[0] - 1))  # equal neighbours, all at once
+        table = self.table(name, rows.shape[1], empty=0.0 if how is np.add else np.nan)
+        how.at(table[:, : rows.shape[1]], at[starts], how.reduceat(rows, starts))
+        self._tables[name] = table
 
-    def widen(self, num_columns: int) -> None:
-        """Have so many columns at least, new ones of zeros."""
-        missing = num_columns - self.values.shape[1]
-        if missing > 0:
-            self.values = np.pad(self.values, ((0, 0), (0, missing)))
+    def table(self, name: str, num_columns: int = 1, *, empty: float = 0.0) -> FloatArray:
+        """Return a table, ``(MOST_BINS, columns)`` with so many at least; ``empty`` in new ones."""
+        table = self._tables.get(name, np.zeros((MOST_BINS, 0)))
+        missing = num_columns - table.shape[1]
+        if missing <= 0:
+            return table
+        return np.pad(table, ((0, 0), (0, missing)), constant_values=empty)
 
-    def halve(self) -> None:
-        """Make one stretch of two."""
-        pairs = self.values[0::2] + self.values[1::2]
-        self.values = np.concatenate([pairs, np.zeros_like(pairs)])
+    def add_mean(self, name: str, at: IntArray, values: FloatArray, num: FloatArray) -> None:
+        """Take ``num`` times a value, NaN where there is none, into the mean of a stretch."""
+        both = [num * np.nan_to_num(values), num * ~np.isnan(values)]
+        self.add(name, at, np.stack(both, axis=1))
 
+    def mean(self, name: str) -> FloatArray:
+        """Return a mean by stretch, NaN where there was no value."""
+        sums, num = self.table(name, 2).T
+        return over(sums, num)
 
-@final
-class BinnedRange:
-    """The least and the most of one quantity by stretch; NaN stands where there was none.
+    def add_range(self, name: str, at: IntArray, values: FloatArray) -> None:
+        """Take values into the least and the most of a stretch; NaN is passed over."""
+        self.add(f"least {name}", at, values, np.fmin)
+        self.add(f"most {name}", at, values, np.fmax)
 
-    Attributes:
-        least, most: ``(MOST_BINS,)``.
-    """
-
-    def __init__(self) -> None:
-        self.least: FloatArray = np.full(MOST_BINS, np.nan)
-        self.most: FloatArray = np.full(MOST_BINS, np.nan)
-
-    def add(self, at: IntArray, values: FloatArray) -> None:
-        """Take in values, one for each of the stretches ``at``; NaN is passed over."""
-        if len(at):
-            starts = _runs(at)
-            np.fmin.at(self.least, at[starts], np.fmin.reduceat(values, starts))
-            np.fmax.at(self.most, at[starts], np.fmax.reduceat(values, starts))
-
-    def halve(self) -> None:
-        """Make one stretch of two."""
-        rest = np.full(MOST_BINS // 2, np.nan)
-        self.least = np.concatenate([np.fmin(self.least[0::2], self.least[1::2]), rest])
-        self.most = np.concatenate([np.fmax(self.most[0::2], self.most[1::2]), rest])
-
-
-def _runs(at: IntArray) -> Any:
-    """Return where equal neighbours begin."""
-    return np.flatnonzero(np.diff(at, prepend=at[0] - 1))
+    def range(self, name: str) -> tuple[FloatArray, FloatArray]:
+        """Return the least and the most by stretch, NaN where there was no value."""
+        least, most = (self.table(f"{end} {name}", empty=np.nan) for end in ("least", "most"))
+        return least[:, 0], most[:, 0]
 
 
 def over(sums: FloatArray, by: FloatArray) -> FloatArray:
@@ -156,98 +131,91 @@ def over(sums: FloatArray, by: FloatArray) -> FloatArray:
 
 
 @final
-class StepTally:
-    """Adds up ``StepMeasured``, many of them at a time.
+class StepFigures:
+    """Adds up ``StepMeasured``, many of them at a time; ``finish`` has to follow.
 
     Several short steps that were reported together count as many of their mean, spread over them.
+    Arrays by stretch are ``(stretches,)`` and hold means over the steps that said it, NaN where
+    none did. Those by rank and stretch are ``(stretches, world_size)``, those by rank alone
+    ``(world_size,)``.
 
     Attributes:
         num_steps: those that were added.
         last_step: the highest of their numbers.
+        num: measured steps in each stretch.
+        wall_s, makespan_s: the whole step, and its slowest worker's computing.
+        equal_s, best_s: what the equal and the best split would have computed.
+        least_s, most_s: of whole steps; of computing where no whole step was measured.
+        batch_size: of each rank, in the mean.
+        samples_per_s: of each rank, its samples by its own seconds of computing.
+        idle_share: what each rank waited for the slowest's computing, as a part of it.
+        num_slowest: steps in which each rank was the slowest.
+        caused_s: seconds that all others waited for each rank's computing.
+        rank_samples, rank_compute_s: all of each rank.
+        rank_idle_s: what each rank waited for the slowest's computing.
+        elapsed_s: of all whole steps that were measured; one without its whole time counts with
+            its slowest worker's computing.
+        saved_s: what the equal split would have computed for longer, in all steps that know it.
+        saved_share: the same as a part of the time that the equal split would have taken, in
+            steps whose whole time is known. None without any.
+        left_s: what the best split would have computed for less than what was.
+        waiting_share: part of all ranks' computing time that they waited for the slowest.
     """
 
-    def __init__(self, bins: StepBins) -> None:
+    def __init__(self, bins: Stretches) -> None:
         self.num_steps = self.last_step = 0
+        self.elapsed_s = self.saved_s = self.left_s = 0.0
         self._bins = bins
-        self._whole, self._computing = _Mean(bins), _Mean(bins)
-        self._equal, self._best = _Mean(bins), _Mean(bins)
-        self._whole_range, self._computing_range = bins.range(), bins.range()
-        self._samples, self._compute_s, self._idle_s = bins.sums(), bins.sums(), bins.sums()
-        self._makespan_s, self._num = bins.sums(), bins.sums()  # of steps that the rank was in
-        self._num_slowest, self._caused_s = bins.sums(), bins.sums()
-        self._before = np.full(
-            (1, 4), np.nan
-        )  # of the newest event: step, how many, computing, what equal adds
-        self._elapsed_s = self._saved_s = self._left_s = 0.0
+        # Of the newest event: step, how many, computing, what equal adds.
+        self._before = np.full((1, 4), np.nan)
         self._compared_s = self._compared_more_s = 0.0
 
     def add(self, events: Sequence[StepMeasured]) -> None:
         """Add steps of as many ranks each, in their order."""
         if not events:
             return
+        bins = self._bins
         steps = np.array([event.step for event in events], np.int64)
         nums = np.array([event.num_steps for event in events], np.int64)
         samples = np.array([event.batch_size for event in events], np.float64)
         compute_s = np.where(samples > 0, [event.compute_s for event in events], 0.0)
         makespan_s = compute_s.max(axis=1)
         equal_s, best_s = _column(events, "equal_split_s"), _column(events, "best_split_s")
-        row, at, part = self._bins.spread(steps, nums)
+        row, at, part = bins.spread(steps, nums)
         weight = nums[row] * part
         self._add_ranks(at, samples[row], compute_s[row], weight)
-        self._computing.add(at, makespan_s[row], weight)
-        self._computing_range.add(at, makespan_s[row])
-        self._equal.add(at, equal_s[row], weight)
-        self._best.add(at, best_s[row], weight)
+        bins.add_mean("makespan", at, makespan_s[row], weight)
+        bins.add_range("makespan", at, makespan_s[row])
+        bins.add_mean("equal", at, equal_s[row], weight)
+        bins.add_mean("best", at, best_s[row], weight)
         these = np.stack([steps, nums, makespan_s, equal_s - makespan_s], axis=1)
         self._add_whole(these, _column(events, "wall_s"))
-        self._saved_s += float(np.nansum(nums * (equal_s - makespan_s)))
-        self._left_s += float(np.nansum(nums * np.maximum(makespan_s - best_s, 0)))
+        self.saved_s += float(np.nansum(nums * (equal_s - makespan_s)))
+        self.left_s += float(np.nansum(nums * np.maximum(makespan_s - best_s, 0)))
         self.num_steps += int(nums.sum())
         self.last_step = max(self.last_step, int(steps.max()))
 
-    def figures(self, num_stretches: int, world_size: int) -> StepFigures:
-        """Return all of it, by so many stretches and ranks."""
-        for by_rank in (
-            self._samples, self._compute_s, self._idle_s, self._makespan_s, self._num,
-            self._num_slowest, self._caused_s,
-        ):  # fmt: skip
-            by_rank.widen(world_size)  # some may have been lost before a step
-
-        def cut(table: FloatArray) -> FloatArray:
-            return table[:num_stretches]
-
-        is_whole_known = not np.isnan(self._whole_range.most).all()
-        extent = self._whole_range if is_whole_known else self._computing_range
-        num, compute_s = self._num.values, self._compute_s.values
-        return StepFigures(
-            num=cut(np.rint(self._computing.num)).astype(np.int64),
-            wall_s=cut(self._whole.mean),
-            makespan_s=cut(self._computing.mean),
-            equal_s=cut(self._equal.mean),
-            best_s=cut(self._best.mean),
-            least_s=cut(extent.least),
-            most_s=cut(extent.most),
-            batch_size=cut(over(self._samples.values, num)),
-            samples_per_s=cut(over(self._samples.values, compute_s)),
-            idle_share=cut(over(self._idle_s.values, self._makespan_s.values)),
-            num_slowest=np.rint(self._num_slowest.values.sum(axis=0)).astype(np.int64),
-            caused_s=self._caused_s.values.sum(axis=0),
-            rank_samples=self._samples.values.sum(axis=0),
-            rank_compute_s=compute_s.sum(axis=0),
-            rank_idle_s=self._idle_s.values.sum(axis=0),
+    def finish(self, num_stretches: int, world_size: int) -> None:
+        """Have all attributes say what was added, by so many stretches and ranks."""
+        bins, cut = self._bins, slice(num_stretches)
+        samples, compute_s, idle_s, makespan_s, num, num_slowest, caused_s = (
+            bins.table(name, world_size)[cut]  # some may have been lost before a step
+            for name in ("samples", "compute", "idle", "possible", "num", "slowest", "caused")
         )
-
-    def savings(self) -> Savings:
-        """Return what balancing brought, and what is left."""
+        self.wall_s, self.makespan_s = bins.mean("wall")[cut], bins.mean("makespan")[cut]
+        self.equal_s, self.best_s = bins.mean("equal")[cut], bins.mean("best")[cut]
+        self.num = np.rint(bins.table("makespan", 2)[cut, 1]).astype(np.int64)
+        extent = "makespan" if np.isnan(self.wall_s).all() else "wall"
+        self.least_s, self.most_s = (one[cut] for one in bins.range(extent))
+        self.batch_size, self.samples_per_s = over(samples, num), over(samples, compute_s)
+        self.idle_share = over(idle_s, makespan_s)
+        self.num_slowest = np.rint(num_slowest.sum(axis=0)).astype(np.int64)
+        self.caused_s = caused_s.sum(axis=0)
+        self.rank_samples, self.rank_compute_s = samples.sum(axis=0), compute_s.sum(axis=0)
+        self.rank_idle_s = idle_s.sum(axis=0)
         compared_s = self._compared_s + self._compared_more_s
-        possible_s = float(self._makespan_s.values.sum())
-        return Savings(
-            elapsed_s=self._elapsed_s,
-            saved_s=self._saved_s,
-            saved_share=self._compared_more_s / compared_s if compared_s > 0 else None,
-            left_s=self._left_s,
-            idle_share=float(self._idle_s.values.sum()) / possible_s if possible_s else 0.0,
-        )
+        self.saved_share = self._compared_more_s / compared_s if compared_s > 0 else None
+        self.waiting_share = float(idle_s.sum() / (makespan_s.sum() or 1.0))
 
     def _add_ranks(
         self, at: IntArray, samples: FloatArray, compute_s: FloatArray, num: FloatArray
@@ -257,49 +225,32 @@ class StepTally:
         idle_s = nums * (makespan_s - compute_s)
         is_slowest = np.zeros_like(idle_s)
         is_slowest[np.arange(len(at)), compute_s.argmax(axis=1)] = 1
-        self._samples.add(at, nums * samples)
-        self._compute_s.add(at, nums * compute_s)
-        self._idle_s.add(at, idle_s)
-        self._makespan_s.add(at, nums * makespan_s)
-        self._num.add(at, nums)
-        self._num_slowest.add(at, nums * is_slowest)
-        self._caused_s.add(at, is_slowest * idle_s.sum(axis=1, keepdims=True))
+        for name, values in {
+            "samples": nums * samples,
+            "compute": nums * compute_s,
+            "idle": idle_s,
+            "possible": nums * makespan_s,  # of steps that the rank was in
+            "num": nums,
+            "slowest": nums * is_slowest,
+            "caused": is_slowest * idle_s.sum(axis=1, keepdims=True),
+        }.items():
+            self._bins.add(name, at, values)
 
     def _add_whole(self, these: FloatArray, wall_s: FloatArray) -> None:
         """Add whole steps: what they took is reported with those after them."""
         before = np.concatenate([self._before, these[:-1]])
         self._before = these[-1:]
-        self._elapsed_s += float((these[:, 1] * these[:, 2]).sum())
+        self.elapsed_s += float((these[:, 1] * these[:, 2]).sum())
         follows = (before[:, 0] + these[:, 1] == these[:, 0]) & ~np.isnan(wall_s)
         before, wall_s = before[follows], wall_s[follows]
         last, nums = before[:, :2].astype(np.int64).T
         row, at, part = self._bins.spread(last, nums)
-        self._whole.add(at, wall_s[row], nums[row] * part)
-        self._whole_range.add(at, wall_s[row])
-        self._elapsed_s += float((nums * (wall_s - before[:, 2])).sum())
+        self._bins.add_mean("wall", at, wall_s[row], nums[row] * part)
+        self._bins.add_range("wall", at, wall_s[row])
+        self.elapsed_s += float((nums * (wall_s - before[:, 2])).sum())
         is_compared = ~np.isnan(before[:, 3])
         self._compared_s += float((nums * wall_s)[is_compared].sum())
         self._compared_more_s += float((nums * before[:, 3])[is_compared].sum())
-
-
-class _Mean:
-    """The mean by stretch of what some steps report; NaN stands for those that do not."""
-
-    def __init__(self, bins: StepBins) -> None:
-        self._sums, self._nums = bins.sums(), bins.sums()
-
-    def add(self, at: IntArray, values: FloatArray, num: FloatArray) -> None:
-        self._sums.add(at, (num * np.nan_to_num(values))[:, None])
-        self._nums.add(at, (num * ~np.isnan(values))[:, None])
-
-    @property
-    def num(self) -> FloatArray:
-        nums: FloatArray = self._nums.values[:, :1].sum(axis=1)
-        return nums
-
-    @property
-    def mean(self) -> FloatArray:
-        return over(self._sums.values[:, :1].sum(axis=1), self.num)
 
 
 def _column(events: Sequence[StepMeasured], name: str) -> FloatArray:
@@ -309,21 +260,21 @@ def _column(events: Sequence[StepMeasured], name: str) -> FloatArray:
 
 
 @final
-class AccountTally:
-    """Adds up ``StepsAccounted``, many of them at a time.
+class AccountFigures:
+    """Adds up ``StepsAccounted``, many of them at a time; ``finish`` has to follow.
 
     The time of several short steps that were reported together is spread evenly over them.
 
     Attributes:
         num_steps: steps that were accounted for.
+        part_s: seconds of a step in each of ``PARTS``, mean over ranks, ``(stretches, parts)``.
+        waiting_share: part of each rank's time that it waited, ``(stretches, world_size)``.
+        rank_part_s: seconds of all steps, ``(world_size, parts)``.
     """
 
-    def __init__(self, bins: StepBins) -> None:
+    def __init__(self, bins: Stretches) -> None:
         self.num_steps = 0
         self._bins = bins
-        self._part_s, self._rank_steps = bins.sums(), bins.sums()
-        self._waiting_s, self._wall_s = bins.sums(), bins.sums()
-        self._by_rank = bins.sums()  # one after the other: all parts of a rank, then the next
 
     def add(self, events: Sequence[StepsAccounted]) -> None:
         """Add accounts of as many ranks each, in their order."""
@@ -334,24 +285,17 @@ class AccountTally:
         times_s = np.array([[getattr(event, part) for part in PARTS] for event in events])
         row, at, weight = self._bins.spread(last, num)
         part_s = times_s[row] * weight[:, None, None]
-        wall_s = part_s.sum(axis=1)
-        self._part_s.add(at, part_s.sum(axis=2))
-        self._rank_steps.add(at, (num[row] * weight)[:, None] * wall_s.shape[1])
-        self._waiting_s.add(at, part_s[:, PARTS.index("waiting_s")])
-        self._wall_s.add(at, wall_s)
-        self._by_rank.add(at, part_s.transpose(0, 2, 1).reshape(len(row), -1))
+        self._bins.add("accounted", at, num[row] * weight * part_s.shape[2])
+        # One after the other: all parts of a rank, then the next.
+        self._bins.add("parts", at, part_s.transpose(0, 2, 1).reshape(len(row), -1))
         self.num_steps += int(num.sum())
 
-    def figures(self, num_stretches: int, world_size: int) -> AccountFigures:
-        """Return all of it, by so many stretches and ranks."""
-        self._waiting_s.widen(world_size)  # some ranks may have been lost before an account
-        self._wall_s.widen(world_size)
-        self._by_rank.widen(world_size * len(PARTS))
-        part_s, num = self._part_s.values[:num_stretches], self._rank_steps.values[:num_stretches]
-        waiting = over(self._waiting_s.values, self._wall_s.values)[:num_stretches]
-        return AccountFigures(
-            part_s=over(part_s, np.broadcast_to(num, part_s.shape)),
-            waiting_share=waiting,
-            rank_part_s=self._by_rank.values.sum(axis=0).reshape(-1, len(PARTS)),
-            num_steps=self.num_steps,
-        )
+    def finish(self, num_stretches: int, world_size: int) -> None:
+        """Have all attributes say what was added, by so many stretches and ranks."""
+        parts = self._bins.table("parts", world_size * len(PARTS))  # some ranks may be lost before
+        by_rank = parts.reshape(MOST_BINS, -1, len(PARTS))
+        num = self._bins.table("accounted")
+        self.part_s = over(by_rank.sum(axis=1), np.tile(num, len(PARTS)))[:num_stretches]
+        waiting_s, wall_s = by_rank[:, :, PARTS.index("waiting_s")], by_rank.sum(axis=2)
+        self.waiting_share = over(waiting_s, wall_s)[:num_stretches]
+        self.rank_part_s = by_rank.sum(axis=0)

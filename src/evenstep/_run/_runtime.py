@@ -11,8 +11,8 @@ from .._exchange._channel import StarChannel
 from .._exchange._exchange import Exchange
 from .._exchange._meeting import connect_star
 from .._planner import AbstractPlanner, Job
-from .._telemetry import Fanout, Outlet, close_all, open_outlets, versions_here
-from ..events import Hook, RunEnded, RunStarted
+from .._telemetry import Outlet, close_all, open_outlets, versions_here
+from ..events import Event, Hook, RunEnded, RunStarted
 from ..exceptions import invalid
 from ..policies import AbstractPolicy, by_name
 from ..policies._base import check_policy
@@ -42,9 +42,6 @@ class RunRecord:
     Args:
         runtime: names the sinks.
         speaks: whether this rank has them.
-
-    Attributes:
-        emit: takes an event.
     """
 
     def __init__(self, runtime: AbstractRuntime, *, speaks: bool) -> None:
@@ -53,7 +50,11 @@ class RunRecord:
             self._outlets = open_outlets(
                 runtime.run_dir, line_every=runtime.line_every, hooks=runtime.hooks
             )
-        self.emit: Hook = Fanout(self._outlets)
+
+    def emit(self, event: Event) -> None:
+        """Give an event to all sinks; never waits."""
+        for outlet in self._outlets:
+            outlet(event)
 
     def start(self) -> None:
         """Start the threads of the sinks."""

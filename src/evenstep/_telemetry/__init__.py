@@ -4,10 +4,8 @@ from ._event_lines import EventFile as EventFile
 from ._event_lines import EventLines as EventLines
 from ._event_lines import FollowedFile as FollowedFile
 from ._event_lines import Line as Line
-from ._event_lines import read_events as read_events
 from ._line import FaultLog as FaultLog
 from ._line import ProgressLine as ProgressLine
-from ._outlet import Fanout as Fanout
 from ._outlet import JsonLines as JsonLines
 from ._outlet import Outlet as Outlet
 from ._outlet import close_all as close_all

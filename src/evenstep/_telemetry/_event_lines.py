@@ -42,23 +42,15 @@ _NOT_BY_RANK = {*_BY_CAUSE, "versions"}
 """Tuples with other entries than one for each rank; ``ranks`` is one of ``LossNotFinite`` too."""
 
 
-class _Named(Struct):
-    """What every line has, whatever else is in it."""
+class _Head(Struct):
+    """What every line has, whatever else is in it; the first one of a process has a version."""
 
     event: str
+    version: Any = None
 
 
-class _Schema(Struct):
-    """The first line of a process."""
-
-    version: int
-
-
-_KINDS: dict[str, Decoder[Any]] = {
-    "Schema": Decoder(_Schema),
-    **{kind.__name__: Decoder(kind) for kind in get_args(Event)},
-}
-_NAMED = Decoder(_Named)
+_HEAD = Decoder(_Head)
+_KINDS: dict[str, Decoder[Any]] = {kind.__name__: Decoder(kind) for kind in get_args(Event)}
 _BY_RANK = {
     kind: [
         field.name
@@ -70,37 +62,6 @@ _BY_RANK = {
 """Fields of each kind with an entry for each rank, or None in place of them all."""
 
 
-class _NewerSchemaError(ValueError):
-    """Fields may have other meanings: no line after this one can be read."""
-
-
-@dataclass(slots=True)
-class LeftOut:
-    """What of a file was not used.
-
-    Attributes:
-        num_damaged: lines that are no event, or one that cannot be.
-        num_unknown: events that this version of evenstep does not know.
-        first: the first damage, with its line.
-    """
-
-    num_damaged: int = 0
-    num_unknown: int = 0
-    first: str = ""
-
-    def __str__(self) -> str:
-        """Return it as a sentence; nothing where everything was used."""
-        parts = []
-        if self.num_damaged:
-            lines = "line is" if self.num_damaged == 1 else "lines are"
-            parts.append(f"{self.num_damaged} damaged {lines} left out ({self.first})")
-        if self.num_unknown:
-            events = "event is" if self.num_unknown == 1 else "events are"
-            parts.append(f"{self.num_unknown} {events} of a kind unknown to this evenstep")
-        return " and ".join(parts)
-
-
-@final
 class EventLines:
     """Reads lines in their order, and knows how many ranks they have to speak of.
 
@@ -110,25 +71,33 @@ class EventLines:
 
     Args:
         name: the file, for errors.
-        wanted: names of the events to read; None is all. A line of another kind is passed over
-            unread, which is several times as fast.
         check: raises ValueError for an event that a reader has no use for, which is then left out
             as damaged.
+
+    Attributes:
+        num_lines: those that were read.
+        num_known: of them, those that are no damage.
+        num_damaged: lines that are no event, or one that cannot be.
+        num_unknown: events that this version of evenstep does not know.
     """
 
-    def __init__(
-        self,
-        name: str,
-        *,
-        wanted: frozenset[str] | None = None,
-        check: Callable[[Event], None] | None = None,
-    ) -> None:
+    def __init__(self, name: str, *, check: Callable[[Event], None] | None = None) -> None:
         self._name, self._check = name, check
-        self._wanted = None if wanted is None else wanted | {RunStarted.__name__}
         self._world_size: int | None = None
-        self.left_out = LeftOut()
-        self.num_lines = 0
-        self.num_known = 0
+        self.num_lines = self.num_known = self.num_damaged = self.num_unknown = 0
+        self._first = ""  # damage, with its line
+
+    @property
+    def left_out(self) -> str:
+        """What was not used, as a sentence; nothing where everything was used."""
+        parts = []
+        if self.num_damaged:
+            lines = "line is" if self.num_damaged == 1 else "lines are"
+            parts.append(f"{self.num_damaged} damaged {lines} left out ({self._first})")
+        if self.num_unknown:
+            events = "event is" if self.num_unknown == 1 else "events are"
+            parts.append(f"{self.num_unknown} {events} of a kind unknown to this evenstep")
+        return " and ".join(parts)
 
     def read(self, line: Line) -> Event | None:
         """Return the event of the next line; None where there is none, or none to use.
@@ -137,58 +106,59 @@ class EventLines:
             ValueError: the lines are of a newer evenstep, or of something else than a run.
         """
         self.num_lines += 1
-        if line is not None and (not line.strip() or self._is_unwanted(line)):
+        if line is not None and not line.strip():
             return None
         try:
-            event = self._event(line)
-        except _NewerSchemaError:
-            raise
+            text, head = _begun(line)
+            event = self._event(text, head)
         except ValueError as error:
-            self.damaged(str(error))
+            self.num_damaged += 1
+            self._first = self._first or f"line {self.num_lines}: {error}"
+            if not self.num_known and self.num_damaged >= _MOST_FOREIGN:
+                raise self._foreign() from None
             return None
+        if head.event == "Schema" and head.version > SCHEMA_VERSION:
+            raise ValueError(
+                f"{self._name}, line {self.num_lines}: schema {head.version}, this evenstep reads "
+                f"up to {SCHEMA_VERSION}. Upgrade evenstep."
+            )
         self.num_known += 1
         return event
 
-    def damaged(self, problem: str) -> None:
-        """Count the newest line as left out."""
-        left_out = self.left_out
-        left_out.num_damaged += 1
-        left_out.first = left_out.first or f"line {self.num_lines}: {problem}"
-        if not self.num_known and left_out.num_damaged >= _MOST_FOREIGN:
-            raise self._foreign()
-
     def check_end(self) -> None:
         """Raise ValueError if there were lines, and none of them was an event."""
-        if self.left_out.num_damaged and not self.num_known:
+        if self.num_damaged and not self.num_known:
             raise self._foreign()
 
     def _foreign(self) -> ValueError:
         return ValueError(
-            f"{self._name} must hold the events of a run, got none ({self.left_out.first}). Give "
+            f"{self._name} must hold the events of a run, got none ({self._first}). Give "
             "the file `events.jsonl` of `Runtime(run_dir=...)`, unpacked."
         )
 
-    def _is_unwanted(self, line: bytes) -> bool:
-        """Return whether ``line`` begins as one of another kind, written by ``JsonLines``."""
-        if self._wanted is None or not line.startswith(b'{"event": "'):
-            return False
-        name = line[11 : line.find(b'"', 11)]
-        known = name.isalnum() and name.decode() in self._wanted
-        if not known and name != b"Schema":
-            self.num_known += 1
-            return True
-        return False
+    def _event(self, text: str, head: _Head) -> Event | None:
+        """Return the event of a line; None for an unknown name, and for the first line.
 
-    def _event(self, line: Line) -> Event | None:
-        event = _decoded(line)
-        if event is None:
-            self.left_out.num_unknown += 1
-            return None
-        if isinstance(event, _Schema):
-            self._check_schema(event.version)
+        Fields that this version does not know are passed over, as a newer one may have added them.
+        Those that it has a default for may be missing.
+
+        Raises:
+            ValueError: a field is missing or cannot be what it says.
+        """
+        name = head.event
+        if name == "Schema":
+            if not isinstance(head.version, int):
+                raise ValueError("`Schema(version=...)` must be an integer")
             self._world_size = None  # a process opened the file, maybe of another cluster
             return None
-        if type(event) is WaitingDiagnosed and not _is_even(event):
+        if name not in _KINDS:
+            self.num_unknown += 1
+            return None
+        try:
+            event: Event = _KINDS[name].decode(text)
+        except ValidationError as error:
+            raise ValueError(f"`{name}(...)`: {error}") from None
+        if isinstance(event, WaitingDiagnosed) and not _is_even(event):
             raise ValueError("`WaitingDiagnosed` must have as many entries for each cause")
         known = event.world_size if isinstance(event, RunStarted) else self._world_size
         size = _checked_ranks(event, known)
@@ -197,40 +167,24 @@ class EventLines:
         self._world_size = size
         return event
 
-    def _check_schema(self, version: int) -> None:
-        if version > SCHEMA_VERSION:
-            raise _NewerSchemaError(
-                f"{self._name}, line {self.num_lines}: schema {version}, this evenstep reads up "
-                f"to {SCHEMA_VERSION}. Upgrade evenstep."
-            )
 
-
-def _decoded(line: Line) -> Event | _Schema | None:
-    """Return what a line says; None for an unknown name.
-
-    Fields that this version does not know are passed over, as a newer one may have added them.
-    Those that it has a default for may be missing.
+def _begun(line: Line) -> tuple[str, _Head]:
+    """Return a line as text, and what every line has.
 
     Raises:
-        ValueError: it is no event, or a field is missing or cannot be what it says.
+        ValueError: it is no event.
     """
     if line is None:
         raise ValueError(f"longer than {LONGEST_LINE >> 20} MiB")
     try:
         text = line.removeprefix(BOM_UTF8).decode()
-        name = _NAMED.decode(text).event
+        return text, _HEAD.decode(text)
     except UnicodeDecodeError:
         raise ValueError("no text in UTF-8") from None
     except ValidationError:
         raise ValueError("no event, an object with its name") from None
     except (DecodeError, RecursionError):  # the latter of what is nested deeply
         raise ValueError("no JSON") from None
-    if name not in _KINDS:
-        return None
-    try:
-        return _KINDS[name].decode(text)  # type: ignore[no-any-return]
-    except ValidationError as error:
-        raise ValueError(f"`{name}(...)`: {error}") from None
 
 
 def _is_even(event: WaitingDiagnosed) -> bool:
@@ -267,56 +221,40 @@ _BUFFER = 1 << 20
 
 
 @final
-class EventFile:
-    """Yields the events of a file that ``JsonLines`` wrote, each with its line, from 1.
+class EventFile(EventLines):
+    """The events of a file that ``JsonLines`` wrote, to be iterated over once.
 
-    Damaged lines are left out and counted (``EventLines`` has the rules). A last line that was cut
-    short is left out without a word: the run was killed, or is writing.
+    A last line that was cut short is left out without a word: the run was killed, or is writing.
 
     Args:
         path: a run's folder, its ``events.jsonl``, or a pipe.
-        wanted: names of the events to yield, besides ``RunStarted``; None is all.
         check: raises ValueError for an event that is to be left out as damaged.
     """
 
-    def __init__(
-        self,
-        path: str | Path,
-        *,
-        wanted: frozenset[str] | None = None,
-        check: Callable[[Event], None] | None = None,
-    ) -> None:
+    def __init__(self, path: str | Path, *, check: Callable[[Event], None] | None = None) -> None:
         self.path = events_file(path)
-        self._wanted, self._check = wanted, check
-        self.left_out = LeftOut()
+        super().__init__(str(self.path), check=check)
 
-    def __iter__(self) -> Iterator[tuple[int, Event]]:
-        """Read the file from its beginning.
+    def __iter__(self) -> Iterator[Event]:
+        """Read the file; ``num_lines`` is the line of an event.
 
         Raises:
             ValueError: a newer evenstep wrote the file, or none did.
             OSError: the file cannot be read.
         """
-        lines = EventLines(str(self.path), wanted=self._wanted, check=self._check)
-        self.left_out = lines.left_out
         with self.path.open("rb", _BUFFER) as file:
             _check_kind(file, self.path)
             for line in whole_lines(file):
-                event = lines.read(line)
+                event = self.read(line)
                 if event is not None:
-                    yield lines.num_lines, event
-        lines.check_end()
+                    yield event
+        self.check_end()
 
 
 def events_file(path: str | Path) -> Path:
     """Return the file of events in a run's folder; of a file, itself."""
     path = Path(path)
     return path / "events.jsonl" if path.is_dir() else path
-
-
-def read_events(path: str | Path) -> Iterator[Event]:
-    """Yield the events of a run's folder or file; ``EventFile`` has the rules."""
-    return (event for _, event in EventFile(path))
 
 
 def whole_lines(file: BinaryIO) -> Iterator[Line]:
@@ -343,7 +281,6 @@ def _check_kind(file: BinaryIO, path: Path) -> None:
         raise invalid("EventFile(path=...)", "be a file or a pipe", f"{path}", "Give a run's.")
 
 
-_BLOCK = 1 << 18
 _MARK = 256  # bytes: they hold times to the last digit, which no other step has
 
 
@@ -389,31 +326,20 @@ class FollowedFile:
                 self.begin_at(0)
                 self.num_replaced += 1
                 file.seek(0)
-            block = file.read(_BLOCK) or b""
-            while b"\n" not in block and len(block) < LONGEST_LINE:
-                more = file.read(_BLOCK)
-                if not more:
-                    break
-                block += more
-        return self._lines(block)
+            return self._lines(file.read(LONGEST_LINE) or b"")
 
     def _lines(self, block: bytes) -> Sequence[Line]:
         end = block.rfind(b"\n") + 1
-        was_inside, is_too_long = self._is_inside, not end and len(block) >= LONGEST_LINE
-        if is_too_long:
-            self._is_inside = True
-            self._pass(block)
-            return () if was_inside else (None,)
-        if not end:
+        if not end and len(block) < LONGEST_LINE:
             return ()
-        self._is_inside = False
-        self._pass(block[:end])
-        lines = block[: end - 1].split(b"\n")
-        return lines[1:] if was_inside else lines
-
-    def _pass(self, block: bytes) -> None:
+        was_inside, self._is_inside = self._is_inside, not end
+        block = block[:end] or block
         self.position += len(block)
         self._mark = (self._mark + block)[-_MARK:]
+        if not end:
+            return () if was_inside else (None,)
+        lines = block[:-1].split(b"\n")
+        return lines[1:] if was_inside else lines
 
 
 WARM_UP = 1
@@ -421,8 +347,6 @@ WARM_UP = 1
 """
 MOST_STEPS = 20_000
 """The newest steps that are kept, at most: 64 ranks take 200 MB for them."""
-
-_WANTED = frozenset({"StepMeasured", "MemoryCapped", "Rebalanced"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -461,20 +385,20 @@ class Recorded:
         start: RunStarted | None = None
         steps: deque[tuple[int, StepMeasured]] = deque(maxlen=MOST_STEPS)
         caps: dict[int, int] | None = {}
-        events = EventFile(path, wanted=_WANTED, check=_check)
+        events = EventFile(path, check=_check)
         try:
-            for line, event in events:
+            for event in events:
                 match event:
                     case RunStarted():
                         start, caps = event, {}
                         steps.clear()
                     case StepMeasured():
-                        steps.append((line, event))
+                        steps.append((events.num_lines, event))
                     case MemoryCapped() | Rebalanced():
                         caps = _caps_after(event, caps)
         except ValueError as error:
             raise ValueError(f"`{caller}(path=...)`: {error}") from error
-        file, left_out = events.path, str(events.left_out)
+        file, left_out = events.path, events.left_out
         if not steps:
             got = f"none in {file}" + (f" ({left_out})" if left_out else "")
             remedy = "Train with `Runtime(run_dir=...)`, a few steps are enough."

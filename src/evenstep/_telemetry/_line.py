@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import fields
 from itertools import pairwise
 from statistics import fmean
@@ -32,60 +32,72 @@ from ..events import (
 
 _MOST_NAMED = 3  # causes
 _FEW = 50  # steps, whose diagnosis says little
-_NEWS: dict[type[Event], str] = {
-    SizesHeld: "step {0.step}: sizes stay as they are: {0.problem}",
-    WorkerUnhelpful: "step {0.step}: rank {0.rank} costs more than it brings: steps of "
-    "{0.with_s:.3g} s with all, {0.without_s:.3g} s with those that help. Start without it next "
-    "time",
-    BalancingStopped: "step {0.step}: balancing is off for the rest of the run, with equal batch "
-    "sizes: {0.problem} on rank {0.rank}",
-}
-_FITS = {
-    "samples": "{} samples",
-    "size": "a size of {} in one forward, as `Cost(max_size=...)` counts it",
-}
-_CLAIMS = {
-    True: "begin with a part of their batch and claim the rest during the step (work stealing), as "
-    "long as that is faster",
-    False: "compute their planned batch, without claims",
-}
-_FAULTS: dict[type[Event], str] = {
-    PolicyFailed: "Step {0.step}: the policy {0.policy} failed, and the last good plan stays "
-    "({0.problem}).",
-    PolicySlow: "Step {0.step}: the policy took {0.decide_s:.1f} s to decide, for the second time "
-    "in a row, and all ranks waited. It is called again after {0.rest_s:.0f} s; until then the "
-    "sizes stay.",
-    MeasurementRejected: "Step {0.step}: rank {0.rank} sent an invalid measurement, and the plan "
-    "stays: {0.problem}.",
-    LossNotFinite: "From step {0.step} on losses are NaN or infinite, first on {whose}: check the "
-    "batch and the loss there. Averaged gradients spread it to the parameters of all ranks for "
-    "good: restart from a checkpoint of an earlier step.",
-    WaitingDiagnosed: "Step {0.step}: input is the limit, {input}.",
-}
+_STEALING = (
+    "begin with a part of their batch and claim the rest during the step (work stealing), as long "
+    "as that is faster"
+)
 
 
 def news(event: Event) -> str:
     """Return a line on ``event``; nothing where no person has to know it at once."""
     match event:
-        case ClaimsSwitched(step=step, on=on):
-            return f"step {step}: from now on, workers {_CLAIMS[on]}"
-        case SharesPlanned(step=step):
+        case SizesHeld(step, problem):
+            return f"step {step}: sizes stay as they are: {problem}"
+        case WorkerUnhelpful(step, rank, with_s, without_s):
+            return (
+                f"step {step}: rank {rank} costs more than it brings: steps of {with_s:.3g} s with "
+                f"all, {without_s:.3g} s with those that help. Start without it next time"
+            )
+        case BalancingStopped(step, rank, problem):
+            return (
+                f"step {step}: balancing is off for the rest of the run, with equal batch sizes: "
+                f"{problem} on rank {rank}"
+            )
+        case ClaimsSwitched(step, on):
+            how = _STEALING if on else "compute their planned batch, without claims"
+            return f"step {step}: from now on, workers {how}"
+        case SharesPlanned(step):
             return f"step {step}: from now on, {_shares(event)}"
         case MemoryCapped(step, rank, most, unit=unit):
-            what = _FITS.get(unit, "{}, in a unit of another version").format(most)
-            return f"step {step}: rank {rank} fits at most {what}"
-        case _:
-            return _NEWS.get(type(event), "").format(event)
+            size = f"a size of {most} in one forward, as `Cost(max_size=...)` counts it"
+            fits = f"{most} samples" if unit == "samples" else size
+            return f"step {step}: rank {rank} fits at most {fits}"
+    return ""
 
 
 def fault(event: Event) -> str:
     """Return a sentence on a fault after which training continues; nothing for another event."""
-    ranks = event.ranks if isinstance(event, LossNotFinite) else ()
-    whose = " and ".join(f"rank {rank}" for rank in ranks)
-    fed = _input(event) if isinstance(event, WaitingDiagnosed) else ""
-    if isinstance(event, WaitingDiagnosed) and not fed:
-        return ""
-    return _FAULTS.get(type(event), "").format(event, whose=whose, input=fed)
+    match event:
+        case PolicyFailed(step, problem, policy):
+            return (
+                f"Step {step}: the policy {policy} failed, and the last good plan stays "
+                f"({problem})."
+            )
+        case PolicySlow(step, decide_s, rest_s):
+            return (
+                f"Step {step}: the policy took {decide_s:.1f} s to decide, for the second time in "
+                f"a row, and all ranks waited. It is called again after {rest_s:.0f} s; until then "
+                "the sizes stay."
+            )
+        case MeasurementRejected(step, rank, problem):
+            return (
+                f"Step {step}: rank {rank} sent an invalid measurement, and the plan stays: "
+                f"{problem}."
+            )
+        case LossNotFinite(step, ranks):
+            whose = " and ".join(f"rank {rank}" for rank in ranks)
+            return (
+                f"From step {step} on losses are NaN or infinite, first on {whose}: check the "
+                "batch and the loss there. Averaged gradients spread it to the parameters of all "
+                "ranks for good: restart from a checkpoint of an earlier step."
+            )
+        case WaitingDiagnosed(step, causes=("input", *_)):
+            where = f"on rank {event.ranks[0]} alone: " if event.ranks[0] >= 0 else ""
+            return (
+                f"Step {step}: input is the limit, {where}{event.evidence[0]}. What to do: "
+                f"{event.remedy[0]}."
+            )
+    return ""
 
 
 def happened(event: Event) -> str:
@@ -115,14 +127,6 @@ class FaultLog:
         self._shown.add(kind)
         words = "%s Training continues; this warning is given once."
         logging.getLogger("evenstep").warning(words, text)
-
-
-def _input(event: WaitingDiagnosed) -> str:
-    """Return what is said of input where it is what costs most; nothing otherwise."""
-    if event.causes[:1] != ("input",):
-        return ""
-    where = f"on rank {event.ranks[0]} alone: " if event.ranks[0] >= 0 else ""
-    return f"{where}{event.evidence[0]}. What to do: {event.remedy[0]}"
 
 
 def _shares(event: SharesPlanned) -> str:
@@ -213,7 +217,7 @@ class ProgressLine:
         self._known: set[tuple[str, int]] = set()  # causes and ranks of the newest diagnosis
         self._is_equal = False
         self._is_off = False
-        self._run = _WholeRun()
+        self._run = WholeRun()
 
     def __call__(self, event: Event) -> None:
         """Collect a step, or say at once what a person has to know."""
@@ -239,7 +243,8 @@ class ProgressLine:
         if len(self._since) >= self._num_steps:
             off = ", balancing is off" if self._is_off else ""
             text = describe((*self._before, *self._since), is_equal=self._is_equal) + off
-            text += spent(self._accounts) + self._lost_by
+            time = ", ".join(spent(self._accounts))
+            text += (f"; time: {time}" if time else "") + self._lost_by
             print(text, file=self._stream, flush=True)
             self._before = (event,)
             self._since.clear()
@@ -254,21 +259,35 @@ class ProgressLine:
             print(f"evenstep {text}", file=self._stream, flush=True)
 
 
-class _WholeRun:
-    """What all steps of a run took, and would have with the equal split."""
+def whole_steps(steps: Iterable[StepMeasured]) -> Iterator[tuple[StepMeasured, float]]:
+    """Yield steps with the seconds of the whole step, which the next one reports."""
+    for step, after in pairwise(steps):
+        if after.wall_s is not None and after.step == step.step + after.num_steps:
+            yield step, after.wall_s
+
+
+class WholeRun:
+    """What all steps of a run took, and would have with the equal split.
+
+    Attributes:
+        last: the newest step; None before the first.
+        wall_s, equal_s: seconds of the steps whose equal split is known, as they were, and as
+            they would have been with it.
+    """
 
     def __init__(self) -> None:
-        self._newest: StepMeasured | None = None
-        self._wall_s = self._equal_s = 0.0
+        self.last: StepMeasured | None = None
+        self.wall_s = self.equal_s = 0.0
 
     def add(self, step: StepMeasured) -> None:
         """Add a step: what the one before it took as a whole is known now."""
-        before, self._newest = self._newest, step
-        follows = before is not None and step.step == before.step + 1
-        if before is None or not follows or step.wall_s is None or before.equal_split_s is None:
-            return
-        self._wall_s += step.wall_s
-        self._equal_s += step.wall_s + before.equal_split_s - before.makespan_s
+        two = (step,) if self.last is None else (self.last, step)
+        self.last = step
+        for before, wall_s in whole_steps(two):
+            if before.equal_split_s is not None:
+                self.wall_s += before.num_steps * wall_s
+                more_s = before.equal_split_s - before.makespan_s
+                self.equal_s += before.num_steps * (wall_s + more_s)
 
     def described(self, num_steps: int, *, is_equal: bool) -> str:
         """Return the last line of a run; nothing where no step was measured.
@@ -277,15 +296,14 @@ class _WholeRun:
             num_steps: of the run.
             is_equal: whether the policy was to keep equal sizes.
         """
-        last = self._newest
-        if last is None:
+        if self.last is None:
             return ""
-        by_cost = last.cost_split_s is not None
-        sizes = "samples by cost" if by_cost else f"batch {_shorten(last.batch_size)} at the end"
-        begin = f"evenstep ended after {num_steps} steps: {sizes}"
-        if is_equal or self._equal_s <= 0:
+        by_cost = self.last.cost_split_s is not None
+        sizes = f"batch {shortened(self.last.batch_size)} at the end"
+        begin = f"evenstep ended after {num_steps} steps: {'samples by cost' if by_cost else sizes}"
+        if is_equal or self.equal_s <= 0:
             return begin
-        saving = 100 * (1 - self._wall_s / self._equal_s)
+        saving = 100 * (1 - self.wall_s / self.equal_s)
         verb = "save" if saving >= 0 else "cost"
         return (
             f"{begin}; predicted to {verb} {abs(saving):.0f} % of the time with equal batches. "
@@ -300,23 +318,17 @@ def describe(steps: tuple[StepMeasured, ...], *, is_equal: bool = False) -> str:
         steps: since the last line, with the one before.
         is_equal: whether the policy is to keep equal sizes.
     """
-    last = steps[-1]
-    whole = [
-        (step, after.wall_s)
-        for step, after in pairwise(steps)
-        if after.wall_s is not None and after.step == step.step + 1
-    ]
-    begin = f"evenstep step {last.step}: batch {_shorten(last.batch_size)}"
+    last, whole = steps[-1], list(whole_steps(steps))
+    begin = f"evenstep step {last.step}: batch {shortened(last.batch_size)}"
     if not whole:  # as in the first step of a loop
         return f"{begin}, {_computing(steps)}"
     known = [step for step, _ in whole]
     step_s = fmean(wall_s for _, wall_s in whole)
     begin += f", step {step_s:.3g} s, {_computing(known, of_it=' of it')}"
-    other = [(step.best_split_s if is_equal else step.equal_split_s) for step in known]
     more = [
-        other_s - step.makespan_s
-        for step, other_s in zip(known, other, strict=True)
-        if other_s is not None
+        instead_s - step.makespan_s
+        for step in known
+        if (instead_s := step.best_split_s if is_equal else step.equal_split_s) is not None
     ]
     if not more or (other_s := step_s + fmean(more)) <= 0:
         return begin
@@ -348,16 +360,14 @@ def _alone(steps: Sequence[StepMeasured], equal_s: float) -> str:
     return f" ({', '.join(found)})" if found else ""
 
 
-def spent(accounts: Sequence[StepsAccounted]) -> str:
-    """Return where the time of all workers went, as the end of a line; nothing without any."""
-    wall_s = sum(sum(one.wall_s) for one in accounts)
-    if not wall_s:
-        return ""
+def spent(accounts: Sequence[StepsAccounted]) -> list[str]:
+    """Return where the time of all workers went, part by part; nothing without any."""
+    wall_s = sum(sum(one.wall_s) for one in accounts) or 1.0
     shares = [
         (part, 100 * sum(sum(getattr(one, f"{part}_s")) for one in accounts) / wall_s)
         for part in PARTS
     ]
-    return "; time: " + ", ".join(f"{part} {share:.0f} %" for part, share in shares if share >= 0.5)
+    return [f"{part} {share:.0f} %" for part, share in shares if share >= 0.5]
 
 
 def _computing(steps: Sequence[StepMeasured], of_it: str = "") -> str:
@@ -366,7 +376,7 @@ def _computing(steps: Sequence[StepMeasured], of_it: str = "") -> str:
     return f"computing {compute_s:.3g} s{of_it} (idle {idle:.0f} %)"
 
 
-def _shorten(batch_size: tuple[int, ...]) -> str:
+def shortened(batch_size: Sequence[int]) -> str:
     """Return all sizes of a small cluster, the range of a large one."""
     if len(batch_size) <= 16:
         return " ".join(map(str, batch_size))

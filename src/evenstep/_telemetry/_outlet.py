@@ -10,23 +10,21 @@ import platform
 import sys
 import threading
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from io import FileIO
 from pathlib import Path
-from queue import Empty, SimpleQueue
+from queue import SimpleQueue
 from time import monotonic
 from typing import Any
 
 from .. import __version__
 from ..events import SCHEMA_VERSION, Event, Hook, to_record
+from ._event_lines import LONGEST_LINE
 from ._line import FaultLog, ProgressLine
 
 try:
     import fcntl
 except ImportError:  # Windows
     fcntl = None  # type: ignore[assignment]
-
-_BLOCK = 1 << 16
 
 
 class JsonLines:
@@ -104,17 +102,12 @@ def _lock(file: FileIO) -> None:
 
 def _drop_cut_line(file: FileIO) -> None:
     """Take off what a killed run left of its last line; the next one would be glued to it."""
-    size = end = file.seek(0, os.SEEK_END)
-    while end:  # from the end, and in place: whole lines are never at stake
-        first = max(end - _BLOCK, 0)
-        file.seek(first)
-        newline = file.read(end - first).rfind(b"\n")
-        if newline >= 0:
-            end = first + newline + 1
-            break
-        end = first
-    if end < size:
-        file.truncate(end)
+    size = file.seek(0, os.SEEK_END)
+    first = max(size - LONGEST_LINE, 0)
+    file.seek(first)
+    newline = file.read().rfind(b"\n")
+    if newline >= 0 or first == 0:  # what is longer is no line of ours
+        file.truncate(first + newline + 1)  # in place: whole lines are never at stake
 
 
 _OF_WEIGHT = ("torch", "tensorflow", "numpy")
@@ -195,13 +188,17 @@ class Outlet:
         Returns:
             Whether the hook got everything that was not dropped.
         """
+        self.end()
+        return self.wait(within_s)
+
+    def wait(self, within_s: float) -> bool:
+        """Wait for the end, once it was asked for, as ``close`` does."""
         thread, self._thread = self._thread, None
         if thread is None:
             return True
-        self.end()
         thread.join(within_s)
         is_stuck = thread.is_alive()
-        num_missed = self.num_dropped + (self._num_waiting() if is_stuck else 0)
+        num_missed = self.num_dropped + max(0, self._queue.qsize() - 1)  # the end waits there too
         if num_missed or is_stuck:
             _LOG.warning(
                 "The telemetry sink %s missed %d events%s.",
@@ -210,14 +207,6 @@ class Outlet:
                 f" and did not end within {within_s:.3g} s" if is_stuck else "",
             )
         return not is_stuck
-
-    def _num_waiting(self) -> int:
-        num_waiting = 0
-        with suppress(Empty):  # the sink's thread may take some of it yet
-            while True:
-                num_waiting += self._queue.get_nowait() is not None
-        self.end()  # should it ever come back
-        return num_waiting
 
     def _run(self) -> None:
         while (event := self._queue.get()) is not None:
@@ -256,32 +245,7 @@ def close_all(outlets: Sequence[Outlet], *, within_s: float = 2.0) -> None:
     for outlet in outlets:
         outlet.end()
     for outlet in outlets:
-        outlet.close(within_s=max(0.0, deadline_s - monotonic()))
-
-
-class Fanout:
-    """Passes every event on to all hooks, in order.
-
-    A hook that raises is reported once, through the logger ``evenstep``, and left out from then
-    on: telemetry never stops training.
-    """
-
-    def __init__(self, hooks: Sequence[Hook]) -> None:
-        self._hooks = list(hooks)
-
-    def __call__(self, event: Event) -> None:
-        """Pass ``event`` on."""
-        for hook in tuple(self._hooks):
-            try:
-                hook(event)
-            except Exception:
-                self._hooks.remove(hook)
-                _LOG.exception(
-                    "The telemetry hook %r raised on %s and is left out from now on; "
-                    "training continues.",
-                    hook,
-                    type(event).__name__,
-                )
+        outlet.wait(max(0.0, deadline_s - monotonic()))
 
 
 def open_outlets(
@@ -298,8 +262,9 @@ def open_outlets(
     outlets = []
     if run_dir is not None and (file := _open_file(Path(run_dir))) is not None:
         outlets.append(Outlet(file, finish=file.close))
-    line = [] if line_every is None else [ProgressLine(sys.stderr, line_every)]
-    outlets.append(Outlet(Fanout((FaultLog(), *line)), name="standard error"))
+    outlets.append(Outlet(FaultLog(), name="standard error"))
+    if line_every is not None:
+        outlets.append(Outlet(ProgressLine(sys.stderr, line_every), name="standard error"))
     return outlets + [Outlet(hook) for hook in hooks]
 
 

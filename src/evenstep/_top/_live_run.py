@@ -9,7 +9,7 @@ from typing import final
 
 import numpy as np
 
-from .._telemetry._line import happened
+from .._telemetry._line import WholeRun, happened, whole_steps
 from .._types import FloatArray
 from ..events import (
     Event,
@@ -66,11 +66,9 @@ class LiveRun:
 
     Attributes:
         start: the newest ``RunStarted``; None where it was not seen.
-        last: the newest step; None before the first.
         first_step: the first step of this run that was seen.
         num_measured: steps that were seen of this run.
-        wall_s, equal_s: seconds of the steps whose equal split is known, as they were, and as
-            they would have been with it.
+        whole: what all of them took, and would have with the equal split.
         diagnosis: the newest one.
         ended: the event at the end; None while the run is in progress.
         plans: the newest changes of batch sizes.
@@ -82,10 +80,9 @@ class LiveRun:
         self._clear()
 
     def _clear(self) -> None:
-        self.last: StepMeasured | None = None
+        self.whole = WholeRun()
         self.first_step = 0
         self.num_measured = 0
-        self.wall_s = self.equal_s = 0.0
         self.diagnosis: WaitingDiagnosed | None = None
         self.ended: RunEnded | None = None
         self.plans: deque[Rebalanced] = deque(maxlen=_PLANS)
@@ -120,22 +117,23 @@ class LiveRun:
             step.step <= self.last.step or len(step.batch_size) != len(self.last.batch_size)
         ):
             self._clear()
-        before = self.last
-        begin = step.step - step.num_steps + 1
-        self.first_step = max(begin, 0) if before is None else self.first_step
-        if before is not None and step.wall_s is not None and begin == before.step + 1:
-            num = before.num_steps
-            self._walls_s.append((step.wall_s, num))
-            if before.equal_split_s is not None:
-                self.wall_s += num * step.wall_s
-                self.equal_s += num * (step.wall_s + before.equal_split_s - before.makespan_s)
-        self.last = step
+        if self.last is None:
+            self.first_step = max(step.step - step.num_steps + 1, 0)
+        else:
+            two = whole_steps((self.last, step))
+            self._walls_s += [(wall_s, before.num_steps) for before, wall_s in two]
+        self.whole.add(step)
         self.num_measured += step.num_steps
         self._steps.append(step)
 
     def _notify(self, event: Event) -> None:
         if text := happened(event):
             self.news.append(text[:_LONGEST])
+
+    @property
+    def last(self) -> StepMeasured | None:
+        """The newest step; None before the first."""
+        return self.whole.last
 
     @property
     def accounts(self) -> tuple[StepsAccounted, ...]:

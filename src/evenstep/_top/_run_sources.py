@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import threading
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
@@ -15,7 +16,7 @@ from queue import Empty, Queue
 from select import select
 from time import monotonic, sleep, time
 from types import EllipsisType
-from typing import BinaryIO, Protocol, final
+from typing import BinaryIO, final
 
 from rich.console import Console
 from rich.live import Live
@@ -32,24 +33,34 @@ _WAITING = 64  # lines of a stream
 _BEGIN = b'\n{"event": "Schema"'  # the line before a run's start
 
 
-class Source(Protocol):
-    """A run that is read a little at a time."""
+class Source(ABC):
+    """A run that is read a little at a time.
 
-    @property
-    def run(self) -> LiveRun:
-        """What is known of it."""
+    Attributes:
+        run: what is known of it.
+        is_over: whether nothing can come any more.
+    """
+
+    def __init__(self, name: str, clock: Callable[[], float]) -> None:
+        self.is_over = False
+        self._name, self._clock = name, clock
+        self._pending: deque[Line] = deque()
+        self._new_s: float | None = None  # when something was added, once that is known
+        self._anew()
+
+    def _anew(self) -> None:
+        self.run = LiveRun()
+        self._lines = EventLines(self._name)
 
     @property
     def remark(self) -> str:
         """What of it was not read, as a sentence; nothing where all was."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether nothing can come any more."""
+        return self._lines.left_out
 
     @property
     def silent_s(self) -> float:
         """Seconds since something was added, as far as is known."""
+        return 0.0 if self._new_s is None else self._clock() - self._new_s
 
     def update(self, *, within_s: float) -> bool:
         """Read for so long at most; return whether something was new.
@@ -58,10 +69,23 @@ class Source(Protocol):
             ValueError: a newer evenstep wrote the lines, or none did.
             OSError: they cannot be read.
         """
+        until_s, is_known, is_new = self._clock() + within_s, self._new_s is not None, False
+        while (left_s := until_s - self._clock()) > 0 and (self._pending or self._more(left_s)):
+            is_new = True
+            event = self._lines.read(self._pending.popleft())
+            if event is not None:
+                self.run.add(event)
+        if is_new and is_known:
+            self._new_s = self._clock()
+        return is_new
+
+    @abstractmethod
+    def _more(self, left_s: float) -> bool:
+        """Have more lines pending, within so many seconds; return whether there are any."""
 
 
 @final
-class FileSource:
+class FileSource(Source):
     """The file of a run; it is read from its end at first where it is long.
 
     Then all that is added is. The newest start is looked for from the end backwards. A file that
@@ -72,59 +96,32 @@ class FileSource:
         clock: seconds, from any moment on.
     """
 
-    is_over = False
-
     def __init__(self, path: Path, *, clock: Callable[[], float] = monotonic) -> None:
+        super().__init__(str(path), clock)
         self._path = path
         self._file: FollowedFile | None = None
-        self._clock = clock
-        self._pending: deque[Line] = deque()
-        self._num_replaced = 0
-        self._is_cut = self._is_caught_up = False
-        self._new_s = self._age_s = 0.0
-        self._anew()
-
-    def _anew(self) -> None:
-        self.run = LiveRun()
-        self._lines = EventLines(str(self._path))
+        self._num_replaced, self._age_s, self._is_cut = 0, 0.0, False
 
     @property
     def remark(self) -> str:
-        notes = [f"only the last {TAIL >> 20} MiB were read at first"] if self._is_cut else []
-        if left_out := str(self._lines.left_out):
-            notes.append(left_out)
-        return "; ".join(notes)
+        cut = f"only the last {TAIL >> 20} MiB were read at first" if self._is_cut else ""
+        return "; ".join(filter(None, (cut, super().remark)))
 
-    @property
-    def silent_s(self) -> float:
-        return self._clock() - self._new_s if self._is_caught_up else 0.0
-
-    def update(self, *, within_s: float) -> bool:
+    def _more(self, left_s: float) -> bool:
         if self._file is None:
             self._file = self._begun(events_file(self._path))
-        until_s, is_new = self._clock() + within_s, False
-        while self._pending or self._read(self._file):
-            is_new = True
-            _take(self._pending.popleft(), self._lines, self.run)
-            if self._clock() >= until_s:
-                break
-        else:
-            self._lines.check_end()
-            if not self._is_caught_up:
-                self._is_caught_up = True
-                self._new_s = self._clock() - self._age_s
-                return is_new
-        if is_new:
-            self._new_s = self._clock()
-        return is_new
-
-    def _read(self, file: FollowedFile) -> bool:
-        lines = file.read()
-        if file.num_replaced != self._num_replaced:
-            self._num_replaced = file.num_replaced
+            if self._pending:
+                return True
+        lines = self._file.read()
+        if self._file.num_replaced != self._num_replaced:
+            self._num_replaced = self._file.num_replaced
             self._is_cut = False
             self._anew()
         self._pending.extend(lines)
+        if not lines:
+            self._lines.check_end()
+            if self._new_s is None:
+                self._new_s = self._clock() - self._age_s
         return bool(lines)
 
     def _begun(self, path: Path) -> FollowedFile:
@@ -144,7 +141,7 @@ class FileSource:
 
 
 @final
-class StreamSource:
+class StreamSource(Source):
     """A stream of lines, such as standard input from another machine; a thread reads it.
 
     Args:
@@ -153,53 +150,31 @@ class StreamSource:
     """
 
     def __init__(self, stream: BinaryIO, *, clock: Callable[[], float] = monotonic) -> None:
-        self.run = LiveRun()
-        self.is_over = False
-        self._stream, self._clock = stream, clock
-        self._lines = EventLines("standard input")
+        super().__init__("standard input", clock)
+        self._stream = stream
         self._queue: Queue[Line | EllipsisType] = Queue(_WAITING)  # a full one slows the writer
-        self._thread: threading.Thread | None = None
-        self._new_s: float | None = None
+        threading.Thread(target=self._pass_on, name="evenstep-top", daemon=True).start()
 
-    @property
-    def silent_s(self) -> float:
-        return 0.0 if self._new_s is None else self._clock() - self._new_s
-
-    @property
-    def remark(self) -> str:
-        return str(self._lines.left_out)
-
-    def update(self, *, within_s: float) -> bool:
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._pass_on, name="evenstep-top", daemon=True)
-            self._thread.start()
-        until_s, is_new = self._clock() + within_s, False
-        while not self.is_over and (left_s := until_s - self._clock()) > 0:
-            try:
-                line = self._queue.get(timeout=left_s)
-            except Empty:
-                break
-            if isinstance(line, EllipsisType):
-                self.is_over = True
-                self._lines.check_end()
-            else:
-                is_new = True
-                _take(line, self._lines, self.run)
-        if is_new:
-            self._new_s = self._clock()
-        return is_new
+    def _more(self, left_s: float) -> bool:
+        if self.is_over:
+            return False
+        try:
+            line = self._queue.get(timeout=left_s)
+        except Empty:
+            return False
+        if isinstance(line, EllipsisType):
+            self.is_over = True
+            self._lines.check_end()
+            return False
+        self._pending.append(line)
+        self._new_s = self._clock()
+        return True
 
     def _pass_on(self) -> None:
         with suppress(OSError):
             for line in whole_lines(self._stream):
                 self._queue.put(line)
         self._queue.put(...)
-
-
-def _take(line: Line, lines: EventLines, run: LiveRun) -> None:
-    event = lines.read(line)
-    if event is not None:
-        run.add(event)
 
 
 def _newest_start(file: BinaryIO, size: int) -> int:

@@ -10,7 +10,7 @@ from rich.console import Console, ConsoleOptions, Group, RenderResult
 from rich.text import Text
 
 from .._render import clock, counted, number, percent, printable, seconds
-from .._telemetry._line import spent
+from .._telemetry._line import shortened, spent
 from ..events import Rebalanced, WaitingDiagnosed
 from ._live_run import LiveRun, RankFigures
 
@@ -20,7 +20,6 @@ _WHERE, _SHORT_WHERE = 40, 20  # columns of host and device, at most
 _BARS = "own, waits"
 _WORDS = ("where", "cause", _BARS, "trend")
 _BLOCKS = "▁▂▃▄▅▆▇█"
-_FEW_SIZES = 8
 
 
 @final
@@ -77,9 +76,10 @@ class TopView:
             lines.append(Text(f"the run ended after {count}", "cyan"))
         elif self.silent_s > max(10.0, 10 * (run.step_s or 0)):
             lines.append(Text(f"no new event for {clock(self.silent_s)}", "yellow"))
-        if time := spent(run.accounts):
-            parts = time.removeprefix("; ").split(", ")
-            lines += _flow([Text(part) for part in parts], width, between=", ")
+        time = [Text(part) for part in spent(run.accounts)]
+        if time:
+            time[0] = Text.assemble("time: ", time[0])
+            lines += _flow(time, width, between=", ")
         return lines
 
 
@@ -109,11 +109,12 @@ def _pace(run: LiveRun) -> Text:
 
 
 def _saved(run: LiveRun) -> Text:
-    if not run.wall_s or run.equal_s <= 0 or (run.start is not None and run.start.keeps_equal):
+    wall_s, equal_s = run.whole.wall_s, run.whole.equal_s
+    if not wall_s or equal_s <= 0 or (run.start is not None and run.start.keeps_equal):
         return Text()
-    saved_s = run.equal_s - run.wall_s
+    saved_s = equal_s - wall_s
     verb = "saved" if saved_s >= 0 else "lost"
-    share = percent(abs(saved_s) / run.equal_s)
+    share = percent(abs(saved_s) / equal_s)
     return Text(f"{verb} {_long(abs(saved_s))} ({share} %) since step {run.first_step}")
 
 
@@ -231,10 +232,8 @@ def _changes(run: LiveRun) -> list[Text]:
 
 
 def _change(plan: Rebalanced) -> Text:
-    sizes = plan.batch_size
-    batch = " ".join(map(str, sizes)) if len(sizes) <= _FEW_SIZES else ""
-    batch = batch or f"{min(sizes, default=0)} to {max(sizes, default=0)}"
-    return Text(f"from step {plan.step}: batch {batch}: {_printable(plan.reason)}")
+    sizes = shortened(plan.batch_size)
+    return Text(f"from step {plan.step}: batch {sizes}: {_printable(plan.reason)}")
 
 
 def _news(run: LiveRun) -> list[Text]:

@@ -15,7 +15,7 @@ import typer
 from .._render import paragraph, terminal_width
 from ..exceptions import invalid
 
-Number = TypeVar("Number", int, float)
+Value = TypeVar("Value")
 
 _SMALLEST, _LARGEST = 1e-18, 1e18  # sums and products of such numbers are finite
 
@@ -31,11 +31,15 @@ def refused(command: str, option: str, rule: str, got: object, remedy: str) -> V
     return invalid(f"evenstep {command} {option}", rule, got, remedy)
 
 
-def unread(command: str, argument: str, run: object, error: OSError) -> ValueError:
-    """Return the error for a run that cannot be read."""
+_OF_RUN = "Give what `Runtime(run_dir=...)` was given."
+
+
+def unread(
+    command: str, argument: str, run: object, error: OSError, remedy: str = _OF_RUN
+) -> ValueError:
+    """Return the error for what a run or a command has written, and cannot be read."""
     got = f"{error.filename or run} ({error.strerror or error})"
-    remedy = "Give what `Runtime(run_dir=...)` was given."
-    return refused(command, argument, "name a run that can be read", got, remedy)
+    return refused(command, argument, "name a file that can be read", got, remedy)
 
 
 def unwritten(command: str, file: Path, error: OSError, *, example: str) -> ValueError:
@@ -95,11 +99,11 @@ def counts(command: str, option: str, text: str) -> tuple[int, ...]:
 
 
 def spread(
-    command: str, option: str, values: Sequence[Number], num_workers: int, *, like: str
-) -> tuple[Number, ...]:
+    command: str, option: str, values: Sequence[Value], num_workers: int, *, of: str = "workers"
+) -> tuple[Value, ...]:
     """Return one value for each worker; a single one stands for all."""
     if len(values) not in (1, num_workers):
-        rule = f"hold one number, or one for each of the {num_workers} workers of {like}"
+        rule = f"hold one number, or one for each of the {num_workers} {of}"
         raise refused(command, option, rule, f"{len(values)} of them", "Leave none out.")
     return tuple(values) * (num_workers if len(values) == 1 else 1)
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import numpy as np
 import typer
@@ -15,37 +16,11 @@ import typer
 from .. import AffineTime
 from .._doctor import Checkup, host_mbit, read_checkup, run_times
 from .._render import printable, terminal_width
-from .._types import IntArray
 from ..advice import advise, read_run
-from ..advice._advice import Advice
-from ..advice._recorded_run import RunTimes
+from ..advice._advice import Advice, RunTimes
+from ..sim._scenarios import DRAWN
 from ._common import check_ends, counts, fail, least, numbers, refused, spread, unread
-from ._plan_parts import (
-    Chunks,
-    Dtype,
-    HiddenSize,
-    Layers,
-    Lengths,
-    Mbit,
-    Memory,
-    MemoryAnswer,
-    MemoryQuestion,
-    ModelMb,
-    Optimizer,
-    Overlap,
-    Padded,
-    Parameters,
-    SampleMb,
-    answer_lengths,
-    answer_links,
-    answer_memory,
-    links_json,
-    links_text,
-    memory_json,
-    memory_text,
-    splits_as_text,
-)
-from ._plan_text import Question, as_json, as_text
+from ._plan_parts import Part, as_json, as_text, lengths_part, links_part, memory_part
 
 Speeds = Annotated[
     str | None, typer.Option(help="Samples per second of each worker, such as 100,80,20.")
@@ -78,8 +53,47 @@ Added = Annotated[
     str | None,
     typer.Option(help="Speeds of machines to try adding (default: the fastest and the slowest)."),
 ]
-
-Part = tuple[dict[str, Any], str]  # as JSON, and for people
+Mbit = Annotated[
+    str | None,
+    typer.Option(help="Mbit/s of each worker's link, one number or one per worker."),
+]
+ModelMb = Annotated[
+    float | None, typer.Option(help="MB of gradients that a step sums; with --mbit.")
+]
+Chunks = Annotated[
+    int, typer.Option(help="Number of chunks that gradients are sent in; with --mbit.")
+]
+Overlap = Annotated[
+    float, typer.Option(help="Part of computing in which gradients are sent; with --mbit.")
+]
+Lengths = Annotated[
+    str | None,
+    typer.Option(help=f"Lengths of samples: {', '.join(DRAWN)}, or a file with one per line."),
+]
+Padded = Annotated[
+    bool, typer.Option("--padded", help="Samples are padded to the longest; with --lengths.")
+]
+HiddenSize = Annotated[
+    int | None,
+    typer.Option(help="A sample costs L + L**2 / (6 N); N = 0: L (default: 4096; with --lengths)."),
+]
+Parameters = Annotated[
+    float | None, typer.Option(help="Number of parameters, such as 1.3e9; with --memory.")
+]
+Memory = Annotated[
+    str | None,
+    typer.Option(help="GiB of each worker's memory, such as 24,24,12; with --parameters."),
+]
+Optimizer = Annotated[str, typer.Option(help="adam, momentum or sgd; with --parameters.")]
+Dtype = Annotated[
+    str, typer.Option(help="float32 (also under autocast) or bfloat16; with --parameters.")
+]
+Layers = Annotated[
+    int, typer.Option(help="Number of layers that FSDP2 gathers one by one; with --parameters.")
+]
+SampleMb = Annotated[
+    float | None, typer.Option(help="MiB that a sample takes in a forward; with --parameters.")
+]
 
 
 def plan(
@@ -108,58 +122,57 @@ def plan(
 ) -> None:
     """Say how long a step takes, equal and balanced, and what each worker or one more brings."""
     width = terminal_width()
-    held = MemoryQuestion(parameters, memory, optimizer, dtype, layers, sample_mb)
+    of_memory = partial(
+        memory_part,
+        parameters=parameters,
+        memory=memory,
+        optimizer=optimizer,
+        dtype=dtype,
+        layers=layers,
+        sample_mb=sample_mb,
+    )
     try:
         rest = (global_batch_size, intercepts, overhead, max_batch, add, mbit, model_mb, lengths)
-        if held.is_asked and {speeds, run, doctor, *rest} == {None}:
-            return _write(_memory_part(answer_memory(held, None), width), as_json_)
+        if {speeds, run, doctor, *rest} == {None} and {parameters, memory} != {None}:
+            return _write({"memory": of_memory(None, width)}, as_json_)
         checkup = None if doctor is None else _checkup(doctor)
-        recorded = _recorded(speeds, run, checkup, intercepts)
-        question = _question(
-            recorded,
-            speeds=speeds,
-            intercepts=intercepts,
-            global_batch_size=global_batch_size,
-            overhead=overhead,
-            max_batch=max_batch,
-        )
-        advice, times = _advised(question, add)
-        links = answer_links(
-            question,
-            advice.balanced.batch_size,
-            mbit=_mbit(mbit, model_mb, checkup, question.ranks),
-            model_mb=model_mb,
-            chunks=chunks,
-            overlap=overlap,
-            overhead_s=overhead or 0.0,  # what a run took past computing was its exchange
-        )
-        by_length = answer_lengths(question, lengths, padded=padded, hidden_size=hidden_size)
-        fits = answer_memory(held, question.times.world_size)
+        found = _workers(speeds, run, checkup, intercepts)
+        asked = _asked(found, global_batch_size, overhead, max_batch)
+        advice, more = _advised(asked, add)
+        parts = {
+            "": (as_json(asked, advice, more), as_text(asked, advice, more, width)),
+            "links": links_part(
+                asked,
+                advice.balanced.batch_size,
+                width,
+                mbit=_mbit(mbit, model_mb, checkup, asked.ranks),
+                model_mb=model_mb,
+                chunks=chunks,
+                overlap=overlap,
+                overhead_s=overhead or 0.0,  # what a run took past computing was its exchange
+            ),
+            "lengths": lengths_part(asked, width, lengths, padded=padded, hidden_size=hidden_size),
+            "memory": of_memory(asked.times.world_size, width),
+        }
     except (ValueError, ImportError) as error:
         fail(str(error), 2)
-    parts = {"": (as_json(question, advice, times), as_text(question, advice, times, width))}
-    parts |= {"links": (links_json(links), links_text(links, width))} if links else {}
-    parts |= {"lengths": (asdict(by_length), splits_as_text(by_length, width))} if by_length else {}
-    _write(parts | _memory_part(fits, width), as_json_)
+    _write(parts, as_json_)
 
 
-def _memory_part(fits: MemoryAnswer | None, width: int | None) -> dict[str, Part]:
-    return {"memory": (memory_json(fits), memory_text(fits, width))} if fits else {}
-
-
-def _write(parts: dict[str, Part], in_json: bool) -> None:
+def _write(parts: dict[str, Part | None], in_json: bool) -> None:
     """Print each part under its name as JSON, the one without a name at the top, or for people."""
+    there = {name: part for name, part in parts.items() if part is not None}
     if not in_json:
-        typer.echo("\n\n".join(text for _, text in parts.values()))
+        typer.echo("\n\n".join(text for _, text in there.values()))
         return
-    found = {name: plain for name, (plain, _) in parts.items() if name}
-    typer.echo(json.dumps((parts[""][0] if "" in parts else {}) | found, indent=2))
+    values = {name: plain for name, (plain, _) in there.items()}
+    typer.echo(json.dumps(values.pop("", {}) | values, indent=2))
 
 
-def _recorded(
+def _workers(
     speeds: str | None, run: Path | None, checkup: Checkup | None, intercepts: str | None
-) -> RunTimes | None:
-    """Return what a run or a checkup shows, if that is what was asked for."""
+) -> RunTimes:
+    """Return what a run or a checkup shows, or what was typed, which is of no step."""
     options = {"--speeds": speeds, "--run": run, "--doctor": checkup}
     given = [name for name, value in options.items() if value is not None]
     if len(given) != 1:
@@ -169,7 +182,7 @@ def _recorded(
         )
         raise refused("plan", ", ".join(options), "be given, one of them", got, remedy)
     if speeds is not None:
-        return None
+        return _typed(speeds, intercepts)
     if intercepts is not None:
         remedy = "They are estimated; leave it out."
         raise refused("plan", "--intercepts", f"be left out with {given[0]}", intercepts, remedy)
@@ -184,6 +197,25 @@ def _recorded(
         raise ValueError(f"`evenstep plan --run`: {error}") from error
 
 
+def _typed(speeds: str, intercepts: str | None) -> RunTimes:
+    found = numbers("plan", "--speeds", speeds)
+    fixed: tuple[float, ...] = (0.0,)
+    if intercepts is not None:
+        fixed = numbers("plan", "--intercepts", intercepts, positive=False)
+    fixed = spread("plan", "--intercepts", fixed, len(found))
+    exactly = np.zeros(len(found))
+    return RunTimes(
+        times=AffineTime(np.array(fixed), 1 / np.array(found)),
+        speed_error=exactly,
+        time_error=exactly,
+        is_line_known=exactly == 0,
+        num_steps=0,
+        step_s=0.0,
+        global_batch_size=0,
+        ranks=tuple(range(len(found))),
+    )
+
+
 def _checkup(path: Path) -> Checkup:
     """Return what `evenstep doctor` wrote."""
     remedy = "Write it by `evenstep doctor --out FILE`."
@@ -191,8 +223,7 @@ def _checkup(path: Path) -> Checkup:
     try:
         return read_checkup(path)
     except OSError as error:
-        got = f"{path} ({error.strerror or error})"
-        raise refused("plan", "--doctor", "name a file that can be read", got, remedy) from error
+        raise unread("plan", "--doctor", path, error, remedy) from error
     except ValueError as error:
         raise ValueError(f"`evenstep plan --doctor`: {error}") from error
 
@@ -218,79 +249,53 @@ def _mbit(
     return ",".join(f"{by_machine[name]:.6g}" for name in machines)
 
 
-def _question(
-    recorded: RunTimes | None,
-    *,
-    speeds: str | None,
-    intercepts: str | None,
-    global_batch_size: int | None,
-    overhead: float | None,
-    max_batch: str | None,
-) -> Question:
-    """Return the workers and what is asked of them, all checked."""
-    if recorded is None:
-        assert speeds is not None
-        times = _typed(speeds, intercepts)
-    else:
-        times = recorded.times
-    total = global_batch_size
-    if total is None:
-        if recorded is None:
-            remedy = "Write `--global-batch-size 256` say."
-            rule = "be given with --speeds"
-            raise refused("plan", "--global-batch-size", rule, "nothing", remedy)
-        total = recorded.global_batch_size
+def _asked(
+    run: RunTimes, global_batch_size: int | None, overhead: float | None, max_batch: str | None
+) -> RunTimes:
+    """Return the workers with what was typed in the place of what is known, all checked."""
+    size = run.times.world_size
+    total = run.global_batch_size if global_batch_size is None else global_batch_size
+    if global_batch_size is None and not run.num_steps:
+        remedy = "Write `--global-batch-size 256` say."
+        raise refused("plan", "--global-batch-size", "be given with --speeds", "nothing", remedy)
     remedy = "Every worker computes a sample at least."
-    least("plan", "--global-batch-size", total, times.world_size, remedy)
-    overhead_s = recorded.overhead_s if recorded and overhead is None else overhead or 0.0
+    least("plan", "--global-batch-size", total, size, remedy)
+    overhead_s = run.overhead_s if overhead is None else overhead
     if not (np.isfinite(overhead_s) and overhead_s >= 0):
         remedy = "0 counts computing alone."
         raise refused("plan", "--overhead", "be seconds, at least 0", overhead_s, remedy)
-    caps = None if recorded is None else recorded.max_batch_size
+    caps = run.max_batch_size
     if max_batch is not None:
         given = counts("plan", "--max", max_batch)
-        caps = np.array(spread("plan", "--max", given, times.world_size, like="the plan"))
+        caps = np.array(spread("plan", "--max", given, size))
     if caps is not None and caps.sum() < total:
         rule = f"be at most {caps.sum()}, what the caps (`--max`) hold together"
         remedy = "Lower it, or raise `--max`."
         raise refused("plan", "--global-batch-size", rule, total, remedy)
-    return Question(times, total, caps, overhead_s, recorded)
+    return replace(run, global_batch_size=total, overhead_s=overhead_s, max_batch_size=caps)
 
 
-def _typed(speeds: str, intercepts: str | None) -> AffineTime:
-    found = numbers("plan", "--speeds", speeds)
-    fixed: tuple[float, ...] = (0.0,)
-    if intercepts is not None:
-        fixed = numbers("plan", "--intercepts", intercepts, positive=False)
-    fixed = spread("plan", "--intercepts", fixed, len(found), like="--speeds")
-    return AffineTime(np.array(fixed), 1 / np.array(found))
-
-
-def _advised(question: Question, add: str | None) -> tuple[Advice, AffineTime]:
-    """Return what workers are worth, and the machines that might be added."""
-    times, caps = _newcomers(question, add)
-    advice = advise(
-        question.times,
-        question.global_batch_size,
-        max_batch_size=question.max_batch_size,
-        more=times,
-        more_max_batch_size=caps,
-        overhead_s=question.overhead_s,
-    )
-    return advice, times
-
-
-def _newcomers(question: Question, add: str | None) -> tuple[AffineTime, IntArray | None]:
-    """Return the machines that might be added, and what fits on them.
+def _advised(run: RunTimes, add: str | None) -> tuple[Advice, AffineTime]:
+    """Return what workers are worth, and the machines that might be added.
 
     Of typed speeds: their fixed costs are the median of the others', and nothing caps them.
     """
-    times, caps = question.times, question.max_batch_size
+    times, caps = run.times, run.max_batch_size
     if add is not None:
         slope_s = 1 / np.array(numbers("plan", "--add", add))
-        usual_s = float(np.median(times.intercept_s))
-        return AffineTime(np.full(len(slope_s), usual_s), slope_s), None
-    order = np.argsort(times.slope_s, kind="stable")
-    ends = order[[0, -1]] if times.slope_s[order[0]] < times.slope_s[order[-1]] else order[:1]
-    like = AffineTime(times.intercept_s[ends], times.slope_s[ends])
-    return like, None if caps is None else caps[ends]
+        more = AffineTime(np.full(len(slope_s), np.median(times.intercept_s)), slope_s)
+        more_caps = None
+    else:
+        order = np.argsort(times.slope_s, kind="stable")
+        ends = order[[0, -1]] if times.slope_s[order[0]] < times.slope_s[order[-1]] else order[:1]
+        more = AffineTime(times.intercept_s[ends], times.slope_s[ends])
+        more_caps = None if caps is None else caps[ends]
+    advice = advise(
+        times,
+        run.global_batch_size,
+        max_batch_size=caps,
+        more=more,
+        more_max_batch_size=more_caps,
+        overhead_s=run.overhead_s,
+    )
+    return advice, more

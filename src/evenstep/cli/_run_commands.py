@@ -12,7 +12,7 @@ from datetime import datetime
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
-from typing import Annotated, NoReturn, TypeVar
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
@@ -36,12 +36,11 @@ from ._common import (
     numbers,
     refused,
     spare,
+    spread,
     unread,
     unwritten,
     within,
 )
-
-Value = TypeVar("Value")
 
 
 def lab(
@@ -132,18 +131,9 @@ def _hosts(cpus: str | None, mbit: str | None) -> list[Host]:
     if not count:
         remedy = "An example is --mbit 200,200,50; it also gives the number of hosts."
         raise refused("lab", "--cpus, --mbit", "be given, one of the two", "neither", remedy)
-    each = zip(_each("--cpus", quotas, count), _each("--mbit", rates, count), strict=True)
-    return [Host(cpus=quota, mbit=rate) for quota, rate in each]
-
-
-def _each(option: str, values: Sequence[Value] | None, count: int) -> Sequence[Value | None]:
-    """Return one value for each host; a single one stands for all, and None is not limited."""
-    if values is None or len(values) == 1:
-        return [None if values is None else values[0]] * count
-    if len(values) != count:
-        rule = f"hold one number, or one for each of the {count} hosts"
-        raise refused("lab", option, rule, f"{len(values)} of them", "Leave none out.")
-    return values
+    each_cpus = spread("lab", "--cpus", quotas or (None,), count, of="hosts")
+    each_rate = spread("lab", "--mbit", rates or (None,), count, of="hosts")
+    return [Host(cpus=cpus, mbit=rate) for cpus, rate in zip(each_cpus, each_rate, strict=True)]
 
 
 def _rates(text: str) -> list[float | tuple[float, float]]:
@@ -222,18 +212,18 @@ def doctor(
     `torchrun --nnodes 2 ... -m evenstep.doctor`, with the same options.
     """
     try:
+        import torch
+
         from ..doctor._command_line import main, parsed
     except ModuleNotFoundError as error:
         fail(f"`evenstep doctor` needs {error.name}: `{install_line('torch')}`.", 1)
-    words = [*(["--step", step] if step is not None else [])]
-    if global_batch_size is not None:
-        words += ["--global-batch-size", str(global_batch_size)]
-    words += ["--out", str(out)] if out is not None else []
+    options = {"--step": step, "--global-batch-size": global_batch_size, "--out": out}
+    words = [f"{name}={value}" for name, value in options.items() if value is not None]
     words += ["--json"] if json else []
     if "RANK" in os.environ:  # under torchrun already
         raise typer.Exit(main(words))
     try:
-        ranks = _ranks(nproc_per_node)
+        ranks = max(1, torch.cuda.device_count()) if nproc_per_node is None else nproc_per_node
         within("doctor", "--nproc-per-node", ranks, 1, 1024, "Each is a process; 1 looks at one.")
         total = ranks if global_batch_size is None else global_batch_size
         least("doctor", "--global-batch-size", total, ranks, "Every rank computes a sample.")
@@ -241,14 +231,6 @@ def doctor(
     except ValueError as error:
         fail(str(error), 2)
     raise typer.Exit(main(words) if ranks == 1 else _torchrun(ranks, words))
-
-
-def _ranks(given: int | None) -> int:
-    if given is not None:
-        return given
-    import torch
-
-    return max(1, torch.cuda.device_count())
 
 
 def _torchrun(ranks: int, words: list[str]) -> int:
@@ -409,7 +391,9 @@ def report(run: Run, compare: Other = None, output: Output = None) -> None:
             spare("report", events_file(read), path, example="report.html")
         made = datetime.now().astimezone().strftime("%Y-%m-%d %H:%M")
         text = page(runs, version=__version__, made=made)
-        _write(path, text)
+        write_whole(path, [text])
+    except OSError as error:
+        fail(str(unwritten("report", path, error, example="report.html")), 2)
     except ValueError as error:
         fail(str(error), 2)
     for one in runs:
@@ -423,10 +407,3 @@ def _read(run: Path, argument: str) -> ReportFigures:
         return read_figures(run)
     except OSError as error:
         raise unread("report", argument, run, error) from error
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, [text])
-    except OSError as error:
-        raise unwritten("report", path, error, example="report.html") from error

@@ -16,7 +16,7 @@ from statistics import median
 from rich.console import Console
 
 from .._render import ratio, seconds, sizes, text_table
-from .._telemetry import read_events
+from .._telemetry import EventFile
 from .._top import FileSource, watch
 from ..events import StepMeasured
 from ._worker import DemoJob, DemoOutcome
@@ -122,9 +122,7 @@ def run_demo(job: DemoJob, out: Path, console: Console) -> Summary:
     equal = _trained(replace(job, policy="equal"), first, _TITLES[0], console)
     settled = replace(job, num_steps=equal.num_steps, seconds_per_sample=equal.seconds_per_sample)
     balanced = _trained(settled, second, _TITLES[1], console)
-    steps = [
-        [e for e in read_events(run) if isinstance(e, StepMeasured)] for run in (first, second)
-    ]
+    steps = [[e for e in EventFile(run) if isinstance(e, StepMeasured)] for run in (first, second)]
     summary = summarise(steps[0], steps[1], equal, balanced, job)
     console.print(report(summary), highlight=False)
     (out / "summary.json").write_text(json.dumps(asdict(summary), indent=1) + "\n")
@@ -134,7 +132,7 @@ def run_demo(job: DemoJob, out: Path, console: Console) -> Summary:
 
 
 def _steps(run_dir: Path) -> list[StepMeasured]:
-    return [event for event in read_events(run_dir) if isinstance(event, StepMeasured)]
+    return [event for event in EventFile(run_dir) if isinstance(event, StepMeasured)]
 
 
 def _trained(job: DemoJob, run_dir: Path, title: str, console: Console) -> DemoOutcome:

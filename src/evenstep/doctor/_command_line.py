@@ -48,8 +48,28 @@ def parsed(arguments: Sequence[str] | None) -> argparse.Namespace:
     Raises:
         ValueError: an option is out of range, or the file cannot be written.
     """
-    options = _parser().parse_args(arguments)
-    _check(options)
+    parser = argparse.ArgumentParser(
+        prog="evenstep.doctor",
+        description="Say what is wrong with the machines and links of a cluster, in a minute.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("--step", help="MODULE:FUNCTION or FILE.py:FUNCTION of one step.")
+    parser.add_argument("--global-batch-size", type=int, help="Samples per step of all ranks.")
+    parser.add_argument("--out", type=Path, help="File for `evenstep plan --doctor`.")
+    parser.add_argument("--json", action="store_true", help="Print JSON instead.")
+    options = parser.parse_args(arguments)
+    if options.step is not None:
+        check_step(options.step)
+    out = options.out
+    if out is not None and os.environ.get("RANK", "0") == "0":
+        there = out if os.path.exists(out) else out.parent
+        if os.path.isdir(out) or not os.access(there, os.W_OK):
+            raise _unwritten(f"{out}")  # before a run of a minute
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    total = options.global_batch_size
+    if total is not None and total < ranks:
+        rule = f"be at least {ranks}, a sample for each rank"
+        raise invalid("evenstep doctor --global-batch-size", rule, total, "Raise it.")
     return options
 
 
@@ -61,7 +81,7 @@ def _say(checkup: Checkup, options: argparse.Namespace) -> int:
         try:
             options.out.write_text(record, encoding="utf-8")
         except OSError as error:  # though it could be written when the run began
-            problem = _unwritten(options.out, error)
+            problem = _unwritten(f"{options.out} ({error.strerror or error})")
     print(record if options.json else as_text(checkup, findings, terminal_width()) + "\n", end="")
     if problem is not None:
         print(f"Error: {problem}", file=sys.stderr)
@@ -71,50 +91,6 @@ def _say(checkup: Checkup, options: argparse.Namespace) -> int:
     return 0
 
 
-def _check(options: argparse.Namespace) -> None:
-    if options.step is not None:
-        check_step(options.step)
-    if options.out is not None and not options.out.parent.is_dir():
-        remedy = f"Make it first: `mkdir -p {options.out.parent}`."
-        raise invalid("evenstep doctor --out", "be in a folder that is there", options.out, remedy)
-    if options.out is not None and os.environ.get("RANK", "0") == "0":
-        _check_out(options.out)
-    ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    total = options.global_batch_size
-    if total is not None and total < ranks:
-        rule = f"be at least {ranks}, a sample for each rank"
-        raise invalid("evenstep doctor --global-batch-size", rule, total, "Raise it.")
-
-
-def _check_out(out: Path) -> None:
-    """Raise for a file that cannot be written, before a run of a minute."""
-    try:
-        is_there = out.exists()
-        if is_there and not (out.is_file() or out.is_dir()):
-            return  # to open a pipe is to begin it
-        file = Path(os.path.realpath(out))  # what a link leads to
-        with file.open("ab"):
-            pass
-        if not is_there:
-            file.unlink()
-    except OSError as error:
-        raise _unwritten(out, error) from error
-
-
-def _unwritten(out: Path, error: OSError) -> ValueError:
-    got = f"{out} ({error.strerror or error})"
+def _unwritten(got: str) -> ValueError:
     remedy = "Give another one: `--out doctor.json`."
     return invalid("evenstep doctor --out", "be a file to write", got, remedy)
-
-
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="evenstep.doctor",
-        description="Say what is wrong with the machines and links of a cluster, in a minute.",
-        allow_abbrev=False,
-    )
-    parser.add_argument("--step", help="MODULE:FUNCTION or FILE.py:FUNCTION of one step.")
-    parser.add_argument("--global-batch-size", type=int, help="Samples per step of all ranks.")
-    parser.add_argument("--out", type=Path, help="File for `evenstep plan --doctor`.")
-    parser.add_argument("--json", action="store_true", help="Print JSON instead.")
-    return parser

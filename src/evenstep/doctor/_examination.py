@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import re
 import secrets
 import sys
 import time
@@ -12,18 +13,15 @@ from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import Protocol, TextIO, final
+from typing import TextIO, final
 
-import numpy as np
 import torch
 import torch.distributed as dist
 from msgspec import MsgspecError
 from msgspec.json import decode, encode
 
-from .. import __version__
 from .._doctor import (
     TURN_S,
-    CgroupLimits,
     Checkup,
     Device,
     LinkServer,
@@ -32,7 +30,6 @@ from .._doctor import (
     RankFacts,
     gpus_of_driver,
     measure_link,
-    read_cgroups,
     read_cpu,
     read_network,
     read_room,
@@ -40,23 +37,12 @@ from .._doctor import (
     schedule,
 )
 from .._exchange._threads import network_name
+from .._host import Cgroups, contents
+from .._telemetry import versions_here
 from ..exceptions import invalid
-from ._timed_step import BUDGET_S, REFERENCE, Reference, Step, load_step, sizes_for, time_steps
+from ._timed_step import BUDGET_S, REFERENCE, Step, load_step, reference, sizes_for, time_steps
 
 _POLL_S = 0.02
-
-
-class KeyStore(Protocol):
-    """Where texts are kept by name: any of torch's stores."""
-
-    def set(self, key: str, value: str, /) -> None:
-        """Keep ``value`` as ``key``."""
-
-    def get(self, key: str, /) -> bytes:
-        """Return what is kept as ``key``."""
-
-    def check(self, keys: list[str], /) -> bool:
-        """Return whether all of ``keys`` are there."""
 
 
 @final
@@ -64,7 +50,7 @@ class StoreChannel:
     """Leaves and fetches texts by topic and rank.
 
     Args:
-        store: what all ranks share.
+        store: what all ranks share, any of torch's.
         rank: the own one.
         world_size: how many there are.
         clock, sleep: of this process.
@@ -72,7 +58,7 @@ class StoreChannel:
 
     def __init__(
         self,
-        store: KeyStore,
+        store: dist.Store,  # type: ignore[name-defined]
         rank: int,
         world_size: int,
         *,
@@ -84,7 +70,7 @@ class StoreChannel:
 
     def leave(self, topic: str, text: str) -> None:
         """Have the others find ``text`` under this topic and the own rank."""
-        self._store.set(_key(topic, self.rank), text)
+        self._store.set(f"{topic}/{self.rank}", text)
 
     def fetch(
         self,
@@ -98,7 +84,7 @@ class StoreChannel:
 
         ``meanwhile`` is called again and again while others are waited for.
         """
-        waiting = {rank: _key(topic, rank) for rank in ranks}
+        waiting = {rank: f"{topic}/{rank}" for rank in ranks}
         until_s = self._clock() + within_s
         # All at once: a question for each would be many for a large cluster.
         while waiting and not self._store.check(list(waiting.values())):
@@ -150,10 +136,6 @@ def open_desk(environ: Mapping[str, str], *, timeout_s: float) -> StoreChannel:
     return StoreChannel(own, rank, world_size)
 
 
-def _key(topic: str, rank: int) -> str:
-    return f"{topic}/{rank}"
-
-
 def device_for(local_rank: int) -> torch.device:
     """Return the device that a rank has in most scripts: the card of its number, or the CPU."""
     if not torch.cuda.is_available():
@@ -161,46 +143,31 @@ def device_for(local_rank: int) -> torch.device:
     return torch.device("cuda", local_rank % torch.cuda.device_count())
 
 
-def facts_of(
-    rank: int,
-    device: torch.device,
-    limits: CgroupLimits,
-    *,
-    environ: Mapping[str, str],
-    port: int,
-    root: Path = Path("/"),
-) -> RankFacts:
+def facts_of(rank: int, device: torch.device, groups: Cgroups, *, port: int) -> RankFacts:
     """Return all that this rank says of itself.
 
     Args:
         rank: the own one.
         device: what it computes on.
-        limits: of its control groups.
-        environ: of its process.
+        groups: of its process.
         port: where it listens while links are measured.
-        root: of the file system that is read.
     """
     return RankFacts(
         rank=rank,
         host=platform.node(),
         machine=network_name(),
         versions=_versions(device),
-        device=_described(device, root),
-        cpu=read_cpu(torch.get_num_threads(), limits, root),
-        room=read_room(limits, root),
-        network=read_network(environ, environ.get("MASTER_ADDR", "localhost"), root, port),
-        variables=read_variables(environ),
-        unused_gpus=0 if torch.cuda.is_available() else gpus_of_driver(root),
+        device=_described(device),
+        cpu=read_cpu(torch.get_num_threads(), groups),
+        room=read_room(groups),
+        network=read_network(os.environ, os.environ.get("MASTER_ADDR", "localhost"), port=port),
+        variables=read_variables(os.environ),
+        unused_gpus=0 if torch.cuda.is_available() else gpus_of_driver(),
     )
 
 
 def _versions(device: torch.device) -> dict[str, str]:
-    found = {
-        "evenstep": __version__,
-        "torch": str(torch.__version__),
-        "Python": platform.python_version(),
-        "numpy": np.__version__,
-    }
+    found = dict(text.split(" ", 1) for text in versions_here())
     if device.type == "cuda":
         found["CUDA"] = torch.version.cuda or "none"
         if torch.distributed.is_nccl_available():
@@ -209,20 +176,13 @@ def _versions(device: torch.device) -> dict[str, str]:
     return found
 
 
-def _described(device: torch.device, root: Path) -> Device:
+def _described(device: torch.device) -> Device:
     if device.type == "cuda":
         found = torch.cuda.get_device_properties(device)
         return Device("cuda", str(found.name), str(getattr(found, "uuid", "")))
-    return Device("cpu", _cpu_model(root))
-
-
-def _cpu_model(root: Path) -> str:
-    try:
-        lines = (root / "proc/cpuinfo").read_text("utf-8", "replace").splitlines()
-    except OSError:
-        lines = []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    known = contents("/proc/cpuinfo").decode("utf-8", "replace")
+    model = re.search(r"^model name\s*:\s*(.+)$", known, re.M)
+    return Device("cpu", model[1] if model else platform.machine())
 
 
 SAMPLES_PER_RANK = {"cpu": 32, "cuda": 512}
@@ -267,18 +227,9 @@ class DoctorOrders:
     """
 
     ranks: tuple[int, ...]
-    addresses: dict[str, tuple[str, ...]]
-    turns: tuple[tuple[tuple[int, ...], ...], ...]
+    addresses: dict[int, tuple[str, int]]
+    turns: tuple[tuple[tuple[int, int], ...], ...]
     sizes: tuple[int, ...]
-
-    def address(self, rank: int) -> tuple[str, int]:
-        """Return where a rank listens."""
-        host, port = self.addresses[str(rank)]
-        return host, int(port)
-
-
-class NotExamined(RuntimeError):
-    """Rank 0 did not answer, or began without this rank; the message says which."""
 
 
 def examine(
@@ -299,36 +250,28 @@ def examine(
         patience: how long to wait for others.
 
     Raises:
-        NotExamined: rank 0 did not answer, or gave this rank up.
+        RuntimeError: rank 0 did not answer, or gave this rank up.
     """
     device = device_for(int(os.environ.get("LOCAL_RANK", 0)))
     if device.type == "cuda":
         torch.cuda.set_device(device)  # steps are waited for on the current one
-    limits = read_cgroups()
-    load: Callable[[], Step] = partial(Reference, device) if step is None else partial(_own, step)
+    groups = Cgroups.find()
+    quota = groups.quota()
+    counts = None if quota is None else quota.file.with_name("cpu.stat")
+    load = partial(reference, device) if step is None else partial(load_step, step)
     if desk.rank == 0:
         desk.leave("token", secrets.token_hex(16))
     token = desk.wait("token", patience.arrive_s)
     if token is None:
-        raise NotExamined(f"Rank 0 was not heard within {patience.arrive_s:g} s.")
+        raise RuntimeError(f"Rank 0 was not heard within {patience.arrive_s:g} s.")
     with LinkServer(token) as server:
-        facts = facts_of(desk.rank, device, limits, environ=os.environ, port=server.port)
+        facts = facts_of(desk.rank, device, groups, port=server.port)
         desk.leave("facts", encode(facts).decode())
-        member = _Member(desk, limits, token, load, patience)
+        rank = _Rank(desk, counts, token, load, patience, line)
         if desk.rank:
-            member.follow()
+            rank.follow()
             return None
-        name = REFERENCE if step is None else step
-        return _Leader(member, line).checkup(global_batch_size, name)
-
-
-def _own(step: str) -> Step:
-    return load_step(step)
-
-
-def _pairs_in(turns: Iterable[Iterable[tuple[int, ...]]]) -> set[frozenset[int]]:
-    """Return the pairs of some turns, whichever way."""
-    return {frozenset(pair) for turn in turns for pair in turn}
+        return rank.lead(global_batch_size, REFERENCE if step is None else step)
 
 
 def _read(sent: str) -> RankFacts | None:
@@ -339,69 +282,37 @@ def _read(sent: str) -> RankFacts | None:
         return None
 
 
-def _ends(link: LinkSpeed) -> frozenset[int]:
-    return frozenset((link.receiver, link.sender))
-
-
 @dataclass(frozen=True, slots=True)
-class _Member:
-    """A rank's own measurements."""
+class _Rank:
+    """A rank's own measurements; rank 0 gives the word for each part, and gathers what comes."""
 
     desk: StoreChannel
-    limits: CgroupLimits
+    counts: Path | None
     token: str
     load: Callable[[], Step]
     patience: Patience
+    line: StageLine
 
     def follow(self) -> None:
         """Take part until rank 0 says that it is over."""
-        sent = self.desk.wait("orders", self.patience.all_s)
-        if sent is None:
-            raise NotExamined("Rank 0 sent no plan: it may have ended.")
-        orders = decode(sent, type=DoctorOrders)
+        orders = decode(self._received("orders"), type=DoctorOrders)
         if self.desk.rank not in orders.ranks:
-            raise NotExamined(
+            raise RuntimeError(
                 f"Rank {self.desk.rank} came too late: the others began after "
                 f"{self.patience.arrive_s:g} s."
             )
         for at, turn in enumerate(orders.turns):
             mine = [pair for pair in turn if pair[0] == self.desk.rank]
             if mine and self._received(f"turn-{at}") == GO:
-                self.measure(at, mine, orders)
+                self._measure(at, mine, orders)
         self._received("steps")
-        self.time(orders)
+        self._time(orders)
         self._received("end")
         self.desk.leave("bye", "")
 
-    def measure(self, at: int, pairs: Iterable[tuple[int, ...]], orders: DoctorOrders) -> None:
-        """Measure what comes from others in one turn."""
-        for receiver, sender in pairs:
-            link = measure_link(receiver, sender, orders.address(sender), self.token)
-            self.desk.leave(f"link-{at}", encode(link).decode())
-
-    def time(self, orders: DoctorOrders) -> None:
-        """Time steps."""
-        budget_s = self.patience.timing_s
-        pace = time_steps(self.desk.rank, self.load, orders.sizes, self.limits, budget_s=budget_s)
-        self.desk.leave("pace", encode(pace).decode())
-
-    def _received(self, topic: str) -> str:
-        sent = self.desk.wait(topic, self.patience.all_s)
-        if sent is None:
-            raise NotExamined(f"Rank 0 did not go on to `{topic}`: it may have ended.")
-        return sent
-
-
-@dataclass(frozen=True, slots=True)
-class _Leader:
-    """Rank 0: gives the word for each part, and gathers what comes."""
-
-    member: _Member
-    line: StageLine
-
-    def checkup(self, given: int | None, workload: str) -> Checkup:
+    def lead(self, given: int | None, workload: str) -> Checkup:
         """Return what all ranks said and measured; the rest continues without those that do not."""
-        desk, patience = self.member.desk, self.member.patience
+        desk, patience = self.desk, self.patience
         sent = desk.fetch(
             *("facts", range(desk.world_size), patience.arrive_s),
             meanwhile=partial(self.line.say, "waiting for all ranks"),
@@ -412,11 +323,11 @@ class _Leader:
         global_batch_size = given or each * desk.world_size
         checkup = Checkup(desk.world_size, global_batch_size, workload, ranks)
         hosts = [[facts.rank for facts in group] for group in checkup.machines.values()]
-        plan = schedule(hosts, turn_s=TURN_S, budget_s=patience.links_s)
+        turns, num_skipped = schedule(hosts, turn_s=TURN_S, budget_s=patience.links_s)
         orders = DoctorOrders(
             ranks=tuple(facts.rank for facts in ranks),
-            addresses={str(f.rank): (f.network.address, str(f.network.port)) for f in ranks},
-            turns=plan.turns,
+            addresses={f.rank: (f.network.address, f.network.port) for f in ranks},
+            turns=turns,
             sizes=sizes_for(global_batch_size, desk.world_size),
         )
         desk.leave("orders", encode(orders).decode())
@@ -425,27 +336,41 @@ class _Leader:
         desk.leave("end", "")
         others = [pace.rank for pace in paces if pace.rank and pace.seconds]
         desk.fetch("bye", others, FAREWELL_S)  # this process may hold the store
-        planned, measured = _pairs_in(orders.turns), {_ends(link) for link in links}
-        return replace(
-            checkup,
-            links=links,
-            paces=paces,
-            skipped_pairs=plan.skipped + len(planned - measured),
-        )
+        planned = {frozenset(pair) for turn in turns for pair in turn}
+        measured = {frozenset((link.receiver, link.sender)) for link in links}
+        num_skipped += len(planned - measured)
+        return replace(checkup, links=links, paces=paces, skipped_pairs=num_skipped)
+
+    def _measure(self, at: int, pairs: Iterable[tuple[int, int]], orders: DoctorOrders) -> None:
+        """Measure what comes from others in one turn."""
+        for receiver, sender in pairs:
+            link = measure_link(receiver, sender, orders.addresses[sender], self.token)
+            self.desk.leave(f"link-{at}", encode(link).decode())
+
+    def _time(self, orders: DoctorOrders) -> None:
+        budget_s = self.patience.timing_s
+        pace = time_steps(self.desk.rank, self.load, orders.sizes, self.counts, budget_s=budget_s)
+        self.desk.leave("pace", encode(pace).decode())
+
+    def _received(self, topic: str) -> str:
+        sent = self.desk.wait(topic, self.patience.all_s)
+        if sent is None:
+            raise RuntimeError(f"Rank 0 did not go on to `{topic}`: it may have ended.")
+        return sent
 
     def _links(self, orders: DoctorOrders) -> tuple[LinkSpeed, ...]:
-        desk, found = self.member.desk, list[LinkSpeed]()
+        found: list[LinkSpeed] = []
         silent: set[int] = set()
-        until_s = time.monotonic() + 1.5 * self.member.patience.links_s  # dead links take longer
+        until_s = time.monotonic() + 1.5 * self.patience.links_s  # dead links take longer
         for at, turn in enumerate(orders.turns):
             self.line.say("measuring links")
             if time.monotonic() > until_s:
-                desk.leave(f"turn-{at}", SKIP)
+                self.desk.leave(f"turn-{at}", SKIP)
                 continue
             awaited = {pair[0]: pair[1] for pair in turn if pair[0] not in silent}
-            desk.leave(f"turn-{at}", GO)
-            self.member.measure(at, [pair for pair in turn if pair[0] == 0], orders)
-            sent = desk.fetch(f"link-{at}", awaited, self.member.patience.turn_s)
+            self.desk.leave(f"turn-{at}", GO)
+            self._measure(at, [pair for pair in turn if pair[0] == 0], orders)
+            sent = self.desk.fetch(f"link-{at}", awaited, self.patience.turn_s)
             for receiver, sender in awaited.items():
                 if receiver in sent:
                     found.append(decode(sent[receiver], type=LinkSpeed))
@@ -455,12 +380,11 @@ class _Leader:
         return tuple(found)
 
     def _paces(self, orders: DoctorOrders) -> tuple[Pace, ...]:
-        desk = self.member.desk
-        self.line.say(f"timing steps, {self.member.patience.timing_s:g} s")
-        desk.leave("steps", "")
-        self.member.time(orders)
-        within_s = self.member.patience.steps_s
-        sent = desk.fetch("pace", orders.ranks, within_s)
+        self.line.say(f"timing steps, {self.patience.timing_s:g} s")
+        self.desk.leave("steps", "")
+        self._time(orders)
+        within_s = self.patience.steps_s
+        sent = self.desk.fetch("pace", orders.ranks, within_s)
         late = f"no times {within_s:g} s after rank 0 had its own"
         return tuple(
             decode(sent[rank], type=Pace) if rank in sent else Pace(rank, (), (), 0.0, late)

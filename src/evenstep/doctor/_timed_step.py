@@ -8,13 +8,15 @@ import math
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
 
-from .._doctor import CgroupLimits, Pace
+from .._doctor import Pace
+from .._host import contents, number_of, throttled_s
 from ..exceptions import invalid
 
 Step = Callable[[int], Any]
@@ -23,33 +25,31 @@ Step = Callable[[int], Any]
 REFERENCE = "the reference, a small convolutional network"
 
 
-class Reference:
-    """Forward and backward of a small convolutional network, the same on every rank.
+def reference(device: torch.device) -> Step:
+    """Return forward and backward of a small convolutional network, the same on every rank.
 
     Args:
         device: where it computes.
     """
+    model = nn.Sequential(
+        nn.Conv2d(3, 16, 3),
+        nn.ReLU(),
+        nn.Conv2d(16, 32, 3, stride=2),
+        nn.ReLU(),
+        nn.Flatten(),
+        nn.Linear(32 * 14 * 14, 128),
+    ).to(device)
 
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-        self._model = nn.Sequential(
-            nn.Conv2d(3, 16, 3),
-            nn.ReLU(),
-            nn.Conv2d(16, 32, 3, stride=2),
-            nn.ReLU(),
-            nn.Flatten(),
-            nn.Linear(32 * 14 * 14, 128),
-        ).to(device)
-        self._batches: dict[int, torch.Tensor] = {}
+    @cache
+    def batch(num_samples: int) -> torch.Tensor:
+        generator = torch.Generator().manual_seed(num_samples)
+        return torch.randn(num_samples, 3, 32, 32, generator=generator).to(device)
 
-    def __call__(self, num_samples: int) -> None:
-        """Run one step."""
-        if num_samples not in self._batches:
-            generator = torch.Generator().manual_seed(num_samples)
-            drawn = torch.randn(num_samples, 3, 32, 32, generator=generator)
-            self._batches[num_samples] = drawn.to(self._device)
-        self._model(self._batches[num_samples]).square().mean().backward()
-        self._model.zero_grad()
+    def step(num_samples: int) -> None:
+        model(batch(num_samples)).square().mean().backward()
+        model.zero_grad()
+
+    return step
 
 
 def check_step(name: str) -> str:
@@ -112,7 +112,7 @@ def time_steps(
     rank: int,
     load: Callable[[], Step],
     sizes: Sequence[int],
-    limits: CgroupLimits,
+    counts: Path | None,
     *,
     budget_s: float = BUDGET_S,
     clock: Callable[[], float] = time.perf_counter,
@@ -126,18 +126,18 @@ def time_steps(
         rank: the own one.
         load: returns the step.
         sizes: samples of a step.
-        limits: of the process's control groups.
+        counts: file in which the kernel counts what a CPU quota holds back; None without one.
         budget_s: none begins after it.
         clock: in seconds.
     """
     taken: list[float] = []
-    before = _look(limits, clock)
+    before = _look(counts, clock)
     error = ""
     try:
         step = load()
         block_s = min(BLOCK_S, budget_s / 10)
         repeats = [_repeats(step, size, clock, block_s) for size in sizes]
-        before = _look(limits, clock)
+        before = _look(counts, clock)
         until_s = before[0] + budget_s
         while len(taken) < len(sizes) or (clock() < until_s and len(taken) < MOST_STEPS):
             at = len(taken) % len(sizes)
@@ -145,16 +145,25 @@ def time_steps(
     except (Exception, SystemExit) as raised:  # the user's own code may raise anything
         error = f"{type(raised).__name__}: {raised}".splitlines()[0][:300]
     used = tuple(sizes[at % len(sizes)] for at in range(len(taken)))
-    after = _look(limits, clock)
+    after = _look(counts, clock)
     lasted_s, held_s, used_s = (new - old for new, old in zip(after, before, strict=True))
     # Held back on several CPUs at once counts several times, as does the time used there.
     share = held_s / max(lasted_s, held_s + used_s, 1e-9)
     return Pace(rank, used, tuple(taken), min(max(share, 0.0), 1.0), error)
 
 
-def _look(limits: CgroupLimits, clock: Callable[[], float]) -> tuple[float, float, float]:
-    """Return the time, how long the quota held back so far, and the CPU time used so far."""
-    return clock(), limits.throttled_s(), limits.used_s()
+def _look(counts: Path | None, clock: Callable[[], float]) -> tuple[float, float, float]:
+    """Return the time, how long the quota held back so far, and the CPU time used so far.
+
+    Both of the group, and on several CPUs at once the sum over them; 0 where it is unknown.
+    """
+    if counts is None:
+        return clock(), 0.0, 0.0
+    used_us = number_of(contents(counts), b"usage_usec")
+    if used_us is None:  # the first version of control groups
+        used_ns = contents(counts.with_name("cpuacct.usage")).strip()
+        used_us = int(used_ns) // 1000 if used_ns.isdigit() else 0
+    return clock(), throttled_s(counts), used_us / 1e6
 
 
 def _repeats(step: Step, size: int, clock: Callable[[], float], block_s: float) -> int:

@@ -3,41 +3,44 @@
 from __future__ import annotations
 
 import csv
-import math
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import numpy as np
+from msgspec import Meta, Struct, ValidationError, convert
 
 from .._telemetry._event_lines import WARM_UP, Recorded
 from .._types import FloatArray
+from ..events import Count, Positive
 from ..exceptions import invalid
 from ..prediction._affine_filter import AffineFilter
-from ._scenario import Scenario
+from ._scenarios import Scenario
 
-COLUMNS = ("step", "worker", "seconds", "samples")
-
-
-@dataclass(frozen=True, slots=True)
-class Row:
-    """What one worker did in one step, and the line that says so, from 1."""
-
-    line: int
-    step: int
-    worker: int
-    seconds: float
-    samples: int
+Row = tuple[int, int, int, float, int]
+"""A line, from 1, and what it says: step, worker, seconds, samples."""
 
 
-def read_rows(file: Path) -> Iterator[Row]:
+class _Row(Struct):
+    """What stands in a row of a table."""
+
+    step: Count
+    worker: Count
+    seconds: Annotated[float, Meta(gt=0, lt=1e18)]
+    samples: Positive
+
+
+COLUMNS = _Row.__struct_fields__
+
+
+def _read_rows(file: Path) -> Iterator[Row]:
     """Yield the rows of a trace, in its order; of a run's events, those of the steps that count.
 
     Raises:
         ValueError: a line is no such row.
     """
-    if is_run(file):
+    if _is_run(file):
         yield from _of_run(Recorded.of(file, caller="read_trace"))
         return
     if file.suffix != ".csv":
@@ -45,20 +48,20 @@ def read_rows(file: Path) -> Iterator[Row]:
         raise invalid("read_trace(path=...)", rule, repr(str(file)), remedy)
     try:
         for line, entry in _csv(file):
-            yield Row(
-                line,
-                _whole(file, line, entry, "step", least=0),
-                _whole(file, line, entry, "worker", least=0),
-                _seconds(file, line, entry),
-                _whole(file, line, entry, "samples", least=1),
-            )
+            try:
+                row = convert(entry, _Row, strict=False)
+            except ValidationError as error:
+                rule = "count from 0, `samples` from 1, with `seconds` above 0"
+                remedy = "Leave out a worker that computed nothing, and steps not measured."
+                _refuse(file, line, rule, error, remedy)
+            yield line, row.step, row.worker, row.seconds, row.samples
     except UnicodeDecodeError as error:
         raise invalid(
             "read_trace(path=...)", "be text in UTF-8", f"{file.name}: {error}", "Convert it."
         ) from error
 
 
-def is_run(file: Path) -> bool:
+def _is_run(file: Path) -> bool:
     """Return whether a file, or a folder, is that of a run."""
     return file.is_dir() or file.suffix == ".jsonl"
 
@@ -76,10 +79,10 @@ def _of_run(run: Recorded) -> Iterator[Row]:
         raise invalid("read_trace(path=...)", f"{rule} first", f"none in {run.file}", remedy)
     for number, (line, sizes, seconds) in enumerate(full):
         for worker, (size, second) in enumerate(zip(sizes, seconds, strict=True)):
-            yield Row(line, number, worker, second, size)
+            yield line, number, worker, second, size
 
 
-def refuse(file: Path, line: int, rule: str, got: object, remedy: str) -> NoReturn:
+def _refuse(file: Path, line: int, rule: str, got: object, remedy: str) -> NoReturn:
     """Raise the error for a line of a trace."""
     raise invalid("read_trace(path=...)", rule, f"{got} in line {line} of {file.name}", remedy)
 
@@ -92,36 +95,14 @@ def _csv(file: Path) -> Iterator[tuple[int, dict[str, str]]]:
             if sorted(header) != sorted(COLUMNS):
                 rule = f"have the columns {', '.join(COLUMNS)}, each once and no others"
                 got = ", ".join(header) or "none"
-                refuse(file, 1, rule, got, "Record them for every worker and step.")
+                _refuse(file, 1, rule, got, "Record them for every worker and step.")
             for cells in filter(None, reader):
                 if len(cells) != len(header):
                     rule = f"hold {len(header)} values in every row"
-                    refuse(file, reader.line_num, rule, len(cells), "Fill in what is missing.")
-                yield reader.line_num, dict(zip(header, cells, strict=True))
+                    _refuse(file, reader.line_num, rule, len(cells), "Fill in what is missing.")
+                yield reader.line_num, dict(zip(header, map(str.strip, cells), strict=True))
         except csv.Error as error:
-            refuse(file, reader.line_num, "be CSV", f"{error}", "Quote nothing: all are numbers.")
-
-
-def _whole(file: Path, line: int, entry: dict[str, str], name: str, *, least: int) -> int:
-    value = entry[name]
-    number = int(value) if value.strip().lstrip("-").isdecimal() else None
-    if number is None or number < least:
-        remedy = "Leave out a worker that computed nothing." if least else "Count from 0."
-        refuse(file, line, f"give {name!r} as an integer >= {least}", repr(value), remedy)
-    return number
-
-
-def _seconds(file: Path, line: int, entry: dict[str, str]) -> float:
-    value = entry["seconds"]
-    try:
-        seconds = float(value)
-    except ValueError:
-        seconds = math.nan
-    if not (math.isfinite(seconds) and seconds > 0):
-        remedy = "Leave out steps that were not measured."
-        rule = "give 'seconds' as a positive, finite number"
-        refuse(file, line, rule, repr(value), remedy)
-    return seconds
+            _refuse(file, reader.line_num, "be CSV", f"{error}", "Quote nothing: all are numbers.")
 
 
 def read_trace(path: str | Path, *, intercept_s: float | FloatArray | None = None) -> Scenario:
@@ -155,68 +136,69 @@ def read_trace(path: str | Path, *, intercept_s: float | FloatArray | None = Non
         ValueError: the file is no such table, or is damaged; the message names the line.
         OSError: the file cannot be read.
     """
-    file = Path(path)
-    rows = list(read_rows(file))
-    if not rows:
-        refuse(file, 1, "hold at least one row", "none", "Record a step.")
-    table = _Table.of(file, rows)
-    if intercept_s is None:
-        intercept_s = table.fitted_s() if is_run(file) else 0.0
-    fixed_s = _intercept(intercept_s, len(table.workers))
-    above = table.seconds > fixed_s
-    if not (above | ~table.presence).all():
-        step, worker = np.argwhere(table.presence & ~above)[0]
-        got = f"{table.seconds[step, worker]} s, with `intercept_s` at {fixed_s[worker]}"
-        remedy = "Lower `intercept_s`."
-        refuse(file, int(table.line[step, worker]), "hold times above `intercept_s`", got, remedy)
-    slope_s = (table.seconds - fixed_s) / table.samples
-    # The times of absent workers are not used; something positive has to stand there.
-    known = np.where(table.presence, slope_s, 0.0).sum(axis=0) / table.presence.sum(axis=0)
-    slope_s = np.where(table.presence, slope_s, known)
-    everybody = bool(table.presence.all())
-    return Scenario(
-        _name_of(file).encode("utf-8", "replace").decode(),  # a folder may be named by any bytes
-        fixed_s,
-        slope_s,
-        np.ones_like(slope_s),
-        presence=None if everybody else table.presence,
-    )
+    return TraceTable(Path(path)).scenario(intercept_s)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Table:
-    """Rows laid out by step and worker, all ``(num_steps, num_workers)``; 1 and 0 s if absent."""
+class TraceTable:
+    """The rows of a trace laid out by step and worker.
 
-    workers: list[int]
-    seconds: FloatArray
-    samples: FloatArray
-    line: np.ndarray
-    presence: np.ndarray
+    Args:
+        file: of the trace.
 
-    @classmethod
-    def of(cls, file: Path, rows: list[Row]) -> _Table:
+    Attributes:
+        presence: which workers are there, ``(num_steps, num_workers)``.
+        seconds, samples: what they did, likewise; 0 s and one sample of those who are absent.
+
+    Raises:
+        ValueError: the file is no such table, or is damaged; the message names the line.
+    """
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        rows = list(_read_rows(file))
+        if not rows:
+            _refuse(file, 1, "hold at least one row", "none", "Record a step.")
         _check_steps(file, rows)
-        workers = sorted({row.worker for row in rows})
+        first_step, last_step = rows[0][1], rows[-1][1]
+        workers = sorted({worker for _, _, worker, _, _ in rows})
         place = {worker: column for column, worker in enumerate(workers)}
-        shape = (rows[-1].step - rows[0].step + 1, len(workers))
-        table = cls(
-            workers,
-            np.zeros(shape),
-            np.ones(shape),
-            np.zeros(shape, np.int64),
-            np.zeros(shape, np.bool_),
-        )
-        for row in rows:
-            at = row.step - rows[0].step, place[row.worker]
-            if table.presence[at]:
-                got = f"worker {row.worker} in step {row.step}, as in line {table.line[at]}"
+        shape = (last_step - first_step + 1, len(workers))
+        self.seconds, self.samples = np.zeros(shape), np.ones(shape)
+        self.presence, self._line = np.zeros(shape, np.bool_), np.zeros(shape, np.int64)
+        for line, step, worker, seconds, samples in rows:
+            at = step - first_step, place[worker]
+            if self.presence[at]:
+                got = f"worker {worker} in step {step}, as in line {self._line[at]}"
                 remedy = "Add the two up, or drop one."
-                refuse(file, row.line, "hold one row for each worker and step", got, remedy)
-            table.seconds[at], table.samples[at] = row.seconds, row.samples
-            table.line[at], table.presence[at] = row.line, True
-        return table
+                _refuse(file, line, "hold one row for each worker and step", got, remedy)
+            self.seconds[at], self.samples[at] = seconds, samples
+            self._line[at], self.presence[at] = line, True
 
-    def fitted_s(self) -> FloatArray:
+    def scenario(self, intercept_s: float | FloatArray | None) -> Scenario:
+        """Return its workers; ``read_trace`` says what an intercept of None is."""
+        presence, seconds = self.presence, self.seconds
+        if intercept_s is None:
+            intercept_s = self._fitted_s() if _is_run(self._file) else 0.0
+        fixed_s = _intercept(intercept_s, presence.shape[1])
+        above = seconds > fixed_s
+        if not (above | ~presence).all():
+            at = step, worker = tuple(np.argwhere(presence & ~above)[0])
+            got = f"{seconds[step, worker]} s, with `intercept_s` at {fixed_s[worker]}"
+            rule, remedy = "hold times above `intercept_s`", "Lower `intercept_s`."
+            _refuse(self._file, int(self._line[at]), rule, got, remedy)
+        slope_s = (seconds - fixed_s) / self.samples
+        # The times of absent workers are not used; something positive has to stand there.
+        known = np.where(presence, slope_s, 0.0).sum(axis=0) / presence.sum(axis=0)
+        slope_s = np.where(presence, slope_s, known)
+        return Scenario(
+            _name_of(self._file).encode("utf-8", "replace").decode(),  # of any bytes, as a folder's
+            fixed_s,
+            slope_s,
+            np.ones_like(slope_s),
+            presence=None if presence.all() else presence,
+        )
+
+    def _fitted_s(self) -> FloatArray:
         """Return every worker's fixed cost as the sizes show it; all workers are always there."""
         estimator = AffineFilter()
         times = estimator.times(estimator.after(self.samples.astype(np.int64), self.seconds))
@@ -232,17 +214,14 @@ def _name_of(file: Path) -> str:
     return file.parent.name or file.stem if file.name == "events.jsonl" else file.stem
 
 
-def _check_steps(file: Path, rows: Iterable[Row]) -> None:
-    before: int | None = None
-    for row in rows:
-        if before is not None and row.step < before:
-            got = f"step {row.step} after step {before}"
-            refuse(file, row.line, "be sorted by step", got, "Sort the file.")
-        if before is not None and row.step > before + 1:
-            got = f"step {row.step} after step {before}"
+def _check_steps(file: Path, rows: Sequence[Row]) -> None:
+    for (_, before, *_), (line, step, *_) in pairwise(rows):
+        got = f"step {step} after step {before}"
+        if step < before:
+            _refuse(file, line, "be sorted by step", got, "Sort the file.")
+        if step > before + 1:
             remedy = "Number the recorded steps one by one."
-            refuse(file, row.line, "leave out no step", got, remedy)
-        before = row.step
+            _refuse(file, line, "leave out no step", got, remedy)
 
 
 def _intercept(value: float | FloatArray, world_size: int) -> FloatArray:

@@ -1,21 +1,23 @@
-"""A simulated run: what happens between two barriers, and the workers that do it."""
+"""A simulated run: what happens between two barriers, the workers that do it, and who plans it."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
-from .._types import Cluster, FloatArray, IntArray
+from .._planner import Bounds, Cost, CostPlanner, Job, Plan, Planner, Report, Work, assign
+from .._types import Cluster, FloatArray, IntArray, StepTimings
 from ..claims import AbstractScheme, Bsp
+from ..events import PolicyFailed
 from ..exceptions import invalid
-from ..policies import AbstractPolicy, by_name
-from ._deciders import AbstractDecider, CostDecider, OracleDecider, PolicyDecider
+from ..policies import AbstractPolicy, Auto, Equal, by_name
+from ..solve._allocate import allocate
 from ._sample_workload import SampleWorkload
-from ._workload import AbstractWorkload, BoolArray
+from ._workload import AnyWorkload, BoolArray
 
 BSP = Bsp()
 Comm = Callable[[FloatArray], float]
@@ -24,7 +26,7 @@ Comm = Callable[[FloatArray], float]
 def run(
     policy: str | AbstractPolicy[Any],
     cluster: Cluster,
-    workload: AbstractWorkload,
+    workload: AnyWorkload,
     *,
     scheme: AbstractScheme[Any] = BSP,
     comm: Comm | None = None,
@@ -66,17 +68,18 @@ def run(
             raise invalid("sim.run(cost=...)", rule, type(workload).__name__, remedy)
         by_cost = CostDecider(given, cluster, workload, cost)
         if not by_cost.is_one_for_all:  # then samples are counted, as in training
-            return _play_by_cost(by_cost, workload, comm)
+            return _report(workload, _play_by_cost(by_cost, workload, comm))
     first = workload.members(0)
     elastic = any(
         not np.array_equal(workload.members(step), first) for step in range(workload.num_steps)
     )
-    return _play(PolicyDecider(given, cluster, elastic=elastic), workload, scheme, comm)
+    decider = PolicyDecider(given, cluster, elastic=elastic)
+    return _report(workload, _play(decider.plan, workload, scheme, comm, observe=decider.observe))
 
 
 def oracle(
     cluster: Cluster,
-    workload: AbstractWorkload,
+    workload: AnyWorkload,
     *,
     scheme: AbstractScheme[Any] = BSP,
     comm: Comm | None = None,
@@ -89,44 +92,55 @@ def oracle(
     ``lower_bound_s`` of the workload instead.
     """
     _check_world(cluster, workload)
-    return _play(OracleDecider(workload, cluster), workload, scheme, comm).step_s
+
+    def foreseen(step: int, members: IntArray) -> tuple[IntArray, str]:
+        return allocate(workload.times(step), among(cluster, members, step)), "foreseen"
+
+    return _report(workload, _play(foreseen, workload, scheme, comm)).step_s
+
+
+Played = tuple[int, IntArray, "Round", str, float]
+"""The first step of a round, the workers that are there, what they did, why, and its seconds."""
 
 
 def _play(
-    decider: AbstractDecider,
-    workload: AbstractWorkload,
+    plan: Callable[[int, IntArray], tuple[IntArray, str]],
+    workload: AnyWorkload,
     scheme: AbstractScheme[Any],
     comm: Comm | None,
-) -> SimReport:
-    """Run all rounds, one after the other."""
-    floor, log = Floor(workload, scheme), Log(workload)
+    *,
+    observe: Callable[[int, IntArray, FloatArray], None] | None = None,
+) -> Iterator[Played]:
+    """Run all rounds, one after the other, by plans of a step for the workers that are there."""
+    floor = Floor(workload, scheme)
     step = 0
     while step < workload.num_steps:
         members = workload.members(step)
-        sizes, reason = decider.plan(step, members)
+        sizes, reason = plan(step, members)
         done = floor.round(step, members, sizes)
         round_s = float(done.end_s.max()) if comm is None else comm(done.end_s)
-        log.put(step, members, done, reason=reason, round_s=round_s)
+        yield step, members, done, reason, round_s
         step += len(done.batch_size)
-        decider.observe(step - 1, done.shown_size, done.shown_s)
-    return log.report()
+        if observe is not None:
+            observe(step - 1, done.shown_size, done.shown_s)
 
 
-def _play_by_cost(decider: CostDecider, workload: SampleWorkload, comm: Comm | None) -> SimReport:
+def _play_by_cost(
+    decider: CostDecider, workload: SampleWorkload, comm: Comm | None
+) -> Iterator[Played]:
     """Run all steps with samples assigned one by one."""
-    log, ranks = Log(workload), np.arange(workload.world_size)
+    ranks = np.arange(workload.world_size)
     for step in range(workload.num_steps):
         owner, reason = decider.plan(step)
         compute_s = workload.assigned_s(step, owner)
         counts = np.bincount(owner, minlength=len(ranks))
         done = as_planned(compute_s[np.newaxis], counts, np.ones_like(counts))
         step_s = float(compute_s.max()) if comm is None else comm(done.end_s)
-        log.put(step, ranks, done, reason=reason, round_s=step_s)
+        yield step, ranks, done, reason, step_s
         decider.observe(step, owner, compute_s)
-    return log.report()
 
 
-def _check_world(cluster: Cluster, workload: AbstractWorkload) -> None:
+def _check_world(cluster: Cluster, workload: AnyWorkload) -> None:
     if cluster.world_size != workload.world_size:
         raise invalid(
             "sim.run(cluster=...)",
@@ -261,7 +275,7 @@ class Floor:
         scheme: what becomes of a plan while its step runs.
     """
 
-    def __init__(self, workload: AbstractWorkload, scheme: AbstractScheme[Any]) -> None:
+    def __init__(self, workload: AnyWorkload, scheme: AbstractScheme[Any]) -> None:
         self._workload, self._scheme = workload, scheme
         self._speeds = np.full(workload.world_size, np.nan)  # until they are measured
         self._newest_s = np.full(workload.world_size, np.nan)
@@ -352,40 +366,204 @@ class SimReport:
         return float(self.step_s.mean() / oracle_s.mean() - 1)
 
 
-class Log:
-    """Fills the arrays of a report, round after round."""
-
-    def __init__(self, workload: AbstractWorkload) -> None:
-        shape = (workload.num_steps, workload.world_size)
-        self._step_s = np.empty(shape[0])
-        self._batch_size, self._compute_s = np.zeros(shape, np.int64), np.zeros(shape)
-        self._staleness, self._num_moves = np.zeros((2, shape[0]), np.int64)
-        self._presence = np.zeros(shape, np.bool_)
-        self._reasons: list[str] = []
-
-    def put(
-        self, step: int, members: IntArray, done: Round, *, reason: str, round_s: float
-    ) -> None:
-        """Write down the round that began with ``step`` and took ``round_s`` in all."""
+def _report(workload: AnyWorkload, rounds: Iterable[Played]) -> SimReport:
+    """Return what happens in all rounds."""
+    shape = (workload.num_steps, workload.world_size)
+    step_s, compute_s = np.empty(shape[0]), np.zeros(shape)
+    batch_size, presence = np.zeros(shape, np.int64), np.zeros(shape, np.bool_)
+    staleness, num_moves = np.zeros((2, shape[0]), np.int64)
+    reasons: list[str] = []
+    for step, members, done, reason, round_s in rounds:
         num_steps = len(done.batch_size)
         rows = slice(step, step + num_steps)
-        self._step_s[rows] = round_s / num_steps
-        self._batch_size[rows, members] = done.batch_size
-        self._compute_s[rows, members] = done.compute_s
-        self._presence[rows, members] = True
-        self._staleness[rows], self._num_moves[rows] = done.staleness, done.num_moves
-        self._reasons += [reason] * num_steps
+        step_s[rows] = round_s / num_steps
+        batch_size[rows, members], compute_s[rows, members] = done.batch_size, done.compute_s
+        presence[rows, members] = True
+        staleness[rows], num_moves[rows] = done.staleness, done.num_moves
+        reasons += [reason] * num_steps
+    changed = (presence[1:] != presence[:-1]).any(axis=1)
+    restarts = tuple((np.flatnonzero(changed) + 1).tolist())
+    return SimReport(
+        step_s, batch_size, compute_s, tuple(reasons), staleness, num_moves, presence, restarts
+    )
 
-    def report(self) -> SimReport:
-        """Return what has happened."""
-        changed = (self._presence[1:] != self._presence[:-1]).any(axis=1)
-        return SimReport(
-            step_s=self._step_s,
-            batch_size=self._batch_size,
-            compute_s=self._compute_s,
-            reasons=tuple(self._reasons),
-            staleness=self._staleness,
-            num_moves=self._num_moves,
-            presence=self._presence,
-            restarts=tuple((np.flatnonzero(changed) + 1).tolist()),
+
+class PolicyDecider:
+    """A policy, planned for by the ``Planner`` that trains on rank 0.
+
+    When workers leave or join, another planner takes over for those who are there, as after an
+    elastic restart: it takes up what the last one has learnt, as far as the workers are the same.
+
+    Args:
+        policy: decides.
+        cluster: of all workers of the run.
+        elastic: whether workers leave or join.
+    """
+
+    def __init__(self, policy: AbstractPolicy[Any], cluster: Cluster, *, elastic: bool) -> None:
+        self._policy, self._cluster, self._elastic = policy, cluster, elastic
+        self._members = np.empty(0, np.int64)
+        self._planner: Planner | None = None
+
+    def plan(self, step: int, members: IntArray) -> tuple[IntArray, str]:
+        """Return the members' batch sizes, ``(num_members,)``, and why they are such."""
+        if self._planner is None or not np.array_equal(members, self._members):
+            self._planner = self._restarted(step, members)
+            self._members = members
+        plan = self._planner.plan
+        return np.array(plan.batch_size, np.int64), plan.reason
+
+    def observe(self, step: int, batch_size: IntArray, compute_s: FloatArray) -> None:
+        """Take in what the members computed in ``step``, both ``(num_members,)``."""
+        assert self._planner is not None
+        ran_under = self._planner.plan
+        timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
+        for event in self._planner.observe_timings(step, timings, next_step=step + 1).events:
+            if isinstance(event, PolicyFailed):
+                raise invalid(
+                    "sim.run(policy=...)",
+                    "keep the contract of policies in every step",
+                    f"{type(self._policy).__name__}, which failed in step {step}: {event}",
+                    "Run `evenstep.testing.PolicyContract` on it.",
+                )
+        if self._elastic:  # what a restart goes by; nothing else reads it here
+            total = int(batch_size.sum())
+            pairs = zip(batch_size.tolist(), compute_s.tolist(), strict=True)
+            reports = [Report(step, size, total, seconds, 0.0) for size, seconds in pairs]
+            self._planner.account(reports, ran_under)
+
+    def _restarted(self, step: int, members: IntArray) -> Planner:
+        job = job_of(among(self._cluster, members, step))
+        planner = Planner(self._policy, job, warm_up_steps=0)
+        if self._planner is not None:
+            place = {int(worker): rank for rank, worker in enumerate(self._members)}
+            former = np.array([place.get(int(worker), -1) for worker in members], np.int64)
+            planner.restore(self._planner.learnt(), former)
+        return planner
+
+
+def among(cluster: Cluster, members: IntArray, step: int) -> Cluster:
+    """Return the cluster of the workers that are there.
+
+    Raises:
+        ValueError: their bounds leave no way to split the global batch.
+    """
+    if len(members) == cluster.world_size:
+        return cluster
+    try:
+        return Cluster(
+            len(members),
+            cluster.global_batch_size,
+            cluster.min_batch_size[members],
+            cluster.max_batch_size[members],
+            cluster.granularity[members],
         )
+    except ValueError as error:
+        raise invalid(
+            "sim.run(cluster=...)",
+            f"leave a way to split among the {len(members)} workers of step {step}",
+            str(error),
+            "Widen the bounds, or keep more workers.",
+        ) from error
+
+
+def job_of(cluster: Cluster) -> Job:
+    """Return what a planner knows of ``cluster``."""
+
+    def each(sizes: IntArray) -> tuple[int, ...]:
+        return tuple(sizes.tolist())
+
+    bounds = Bounds(min=each(cluster.min_batch_size), granularity=each(cluster.granularity))
+    most = each(cluster.max_batch_size)
+    return Job(cluster.world_size, cluster.global_batch_size, bounds=bounds, most=most)
+
+
+class CostDecider:
+    """The ``CostPlanner`` that trains on rank 0, and what every rank makes of its plans.
+
+    It learns from a step while the next one runs, so step k decides k + 2.
+
+    Args:
+        policy: as in ``Balancer(cost=...)``: ``Auto``, or ``Equal``, which balances lengths alone.
+        cluster: the global batch; with costs there are no bounds.
+        workload: whose samples are assigned.
+        cost: what ``Balancer(cost=...)`` would be given.
+
+    Attributes:
+        is_one_for_all: whether all samples cost the same.
+
+    Raises:
+        ValueError: another policy, bounds, or a cost that is not about these samples.
+    """
+
+    def __init__(
+        self, policy: AbstractPolicy[Any], cluster: Cluster, workload: SampleWorkload, cost: Any
+    ) -> None:
+        _check(policy, cluster)
+        given = Cost.given(cost)
+        assert given is not None
+        if given.padded is None:
+            given = Cost(given.of, workload.padded, given.max_size, given.max_samples)
+        if isinstance(given.of, str) or given.is_capped or given.padded != workload.padded:
+            rule = "be lengths by index, with no caps, and padded as the workload is"
+            remedy = "Give `workload.lengths`."
+            raise invalid("sim.run(cost=...)", rule, given, remedy)
+        self.is_one_for_all = given.is_one_for_all
+        self._workload = workload
+        self._costs = given.table(workload.lengths)
+        self._planner = CostPlanner(
+            Job(cluster.world_size, cluster.global_batch_size),
+            self._costs,
+            kinds=[0] * cluster.world_size,
+            by_speed=not isinstance(policy, Equal),
+        )
+        self._plans = [self._planner.plan]  # the newest last
+
+    def plan(self, step: int) -> tuple[IntArray, str]:
+        """Return the owner of every sample of a step, and why."""
+        plan = self._in_force(step)
+        ranks = np.arange(self._workload.world_size)
+        if plan.costs is None:
+            return np.repeat(ranks, plan.batch_size), plan.reason
+        found = assign(self._costs, self._features(step), plan.costs.workers())
+        return found.owner, plan.reason
+
+    def observe(self, step: int, owner: IntArray, compute_s: FloatArray) -> None:
+        """Take in what the ranks computed in ``step``, and for how long, ``(world_size,)``."""
+        plan, features = self._in_force(step), self._features(step)
+        world_size = self._workload.world_size
+        equal = np.array_split(features, world_size)
+        counted = np.split(features, np.cumsum(plan.batch_size)[:-1])
+        reports = []
+        for rank, took_s in enumerate(compute_s.tolist()):
+            own = features[owner == rank]
+            work = Work(*(self._costs.total([part]) for part in (own, equal[rank], counted[rank])))
+            wall_s = float(compute_s.max())
+            reports.append(Report(step, len(own), len(owner), took_s, 0.0, wall_s, work=work))
+        self._planner.observe(reports, next_step=step + 1)
+        self._planner.catch_up(next_step=step + 2)
+        if self._planner.plan is not self._plans[-1]:
+            self._plans.append(self._planner.plan)
+
+    def _features(self, step: int) -> IntArray:
+        return self._costs.features(self._workload.order[step])
+
+    def _in_force(self, step: int) -> Plan:
+        return next(plan for plan in reversed(self._plans) if plan.first_step <= step)
+
+
+def _check(policy: AbstractPolicy[Any], cluster: Cluster) -> None:
+    if not isinstance(policy, Auto | Equal):
+        raise invalid(
+            "sim.run(policy=...)",
+            "be 'auto' or 'equal' with a cost",
+            type(policy).__name__,
+            "Others count samples.",
+        )
+    free = Cluster(cluster.world_size, cluster.global_batch_size)
+    if any(
+        not np.array_equal(getattr(cluster, name), getattr(free, name))
+        for name in ("min_batch_size", "max_batch_size", "granularity")
+    ):
+        remedy = "Give `Cluster(world_size, global_batch_size)`."
+        raise invalid("sim.run(cluster=...)", "have no bounds with a cost", cluster, remedy)

@@ -9,9 +9,8 @@ import numpy as np
 
 from .._types import FloatArray, IntArray
 from ..exceptions import invalid
-from ..timemodels import AbstractTimeModel
 from ..timemodels._cost_model import CostModel
-from ._workload import AbstractWorkload, Workload
+from ._workload import Workload
 
 _MOST_STATES = 1 << 14  # numbers of workers of each kind that are looked at
 _FINE = 1e-4  # relative error of the earliest end
@@ -91,8 +90,8 @@ def _suffices(cost: FloatArray, kinds: FloatArray, counts: IntArray, end_s: floa
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
-class SampleWorkload(AbstractWorkload):
+@dataclass(frozen=True, slots=True, eq=False, kw_only=True)
+class SampleWorkload(Workload):
     r"""Workers whose samples cost different times: made by ``Scenario.with_lengths``.
 
     $t_{kr} = (a_r + c_{kr} \sum_i w_i) \, j_{kr}$ over the samples $i$ of a worker, and 0 without
@@ -103,20 +102,19 @@ class SampleWorkload(AbstractWorkload):
     count is their mean.
 
     Attributes:
-        lines: $a$, $c$ and $j$.
         lengths: of all samples, by index, ``(num_samples,)``.
         order: indices of each step's samples, ``(num_steps, global_batch_size)``.
         weight: $w$ of all samples, ``(num_samples,)``.
         padded: whether each sample takes as long as the longest of its worker.
     """
 
-    lines: Workload
     lengths: IntArray
     order: IntArray
     weight: FloatArray
     padded: bool
 
     def __post_init__(self) -> None:
+        Workload.__post_init__(self)  # `super()` does not know a class with slots
         for array in (self.lengths, self.order, self.weight):
             array.flags.writeable = False
 
@@ -138,34 +136,19 @@ class SampleWorkload(AbstractWorkload):
         epochs = -(-needed // len(lengths))
         order = np.concatenate([rng.permutation(len(lengths)) for _ in range(epochs)])[:needed]
         return cls(
-            lines,
-            lengths,
-            order.reshape(lines.num_steps, global_batch_size),
-            weight / weight.mean(),
-            padded,
+            lines.intercept_s,
+            lines.slope_s,
+            lines.jitter,
+            lengths=lengths,
+            order=order.reshape(lines.num_steps, global_batch_size),
+            weight=weight / weight.mean(),
+            padded=padded,
         )
 
     @property
     def global_batch_size(self) -> int:
         """Samples of a step."""
         return int(self.order.shape[1])
-
-    @property
-    def world_size(self) -> int:
-        return self.lines.world_size
-
-    @property
-    def num_steps(self) -> int:
-        return self.lines.num_steps
-
-    def members(self, step: int) -> IntArray:
-        return self.lines.members(step)
-
-    def times(self, step: int) -> AbstractTimeModel:
-        return self.lines.times(step)
-
-    def repeats(self, step: int) -> bool:
-        return self.lines.repeats(step)
 
     def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
         return self.assigned_s(step, np.repeat(np.arange(self.world_size), batch_size))
@@ -207,6 +190,6 @@ class SampleWorkload(AbstractWorkload):
         return lower_bound_s(self.weight[self.order[step]], *self._line(step), padded=self.padded)
 
     def _line(self, step: int) -> tuple[FloatArray, FloatArray]:
-        assert self.lines.jitter is not None
-        jitter = self.lines.jitter[step]
-        return self.lines.intercept_s * jitter, self.lines.slope_s[step] * jitter
+        assert self.jitter is not None
+        jitter = self.jitter[step]
+        return self.intercept_s * jitter, self.slope_s[step] * jitter

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import abc
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
@@ -18,57 +17,12 @@ from ..timemodels._curves import AffineTime
 BoolArray = NDArray[np.bool_]
 
 
-class AbstractWorkload(abc.ABC):
-    """Times of workers over a run, in two parts: a predictable part, and jitter.
+@dataclass(frozen=True, slots=True, eq=False)
+class Workload:
+    r"""Straight lines, flat up to saturation if a device has to fill up, and jitter.
 
     Workers are numbered through the whole run. In a step only its members take part, and they have
-    ranks in that order. An ``oracle`` plans by the predictable part.
-    """
-
-    __slots__ = ()
-
-    @property
-    @abc.abstractmethod
-    def world_size(self) -> int:
-        """Number of workers over the whole run."""
-
-    @property
-    @abc.abstractmethod
-    def num_steps(self) -> int:
-        """Steps for which times are given."""
-
-    @abc.abstractmethod
-    def members(self, step: int) -> IntArray:
-        """Return the workers that take part in ``step``, ascending, at least one."""
-
-    @abc.abstractmethod
-    def times(self, step: int) -> AbstractTimeModel:
-        """Return the times of the members in ``step``, without jitter."""
-
-    @abc.abstractmethod
-    def repeats(self, step: int) -> bool:
-        """Return whether members and times, without jitter, are those of the step before."""
-
-    @abc.abstractmethod
-    def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
-        """Return the time of every worker in ``step`` for its samples, both ``(world_size,)``."""
-
-    @abc.abstractmethod
-    def chunk_s(self, step: int, worker: int, num_samples: int, *, again: bool) -> float:
-        """Return the time of one worker for a part of its samples.
-
-        Args:
-            step: the step.
-            worker: the worker's number.
-            num_samples: samples of this forward, at least 1.
-            again: whether it has computed others in this step.
-        """
-
-
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class Workload(AbstractWorkload):
-    r"""Straight lines, flat up to saturation if a device has to fill up, and jitter.
+    ranks in that order. An ``oracle`` plans by the times without jitter.
 
     $t_{kr}(b) = (a_r + c_{kr} \max(b, s_r)) \, j_{kr}$, and 0 at $b = 0$. A step in several
     forwards pays $a_r$ once, and each forward costs $c_{kr} \max(n, s_r)$.
@@ -115,29 +69,29 @@ class Workload(AbstractWorkload):
 
     @property
     def world_size(self) -> int:
+        """Number of workers over the whole run."""
         return int(self.slope_s.shape[1])
 
     @property
     def num_steps(self) -> int:
+        """Steps for which times are given."""
         return len(self.slope_s)
 
     def members(self, step: int) -> IntArray:
+        """Return the workers that take part in ``step``, ascending, at least one."""
         assert self.presence is not None
         return np.flatnonzero(self.presence[step])
 
     def times(self, step: int) -> AbstractTimeModel:
+        """Return the times of the members in ``step``, without jitter."""
         assert self.saturation is not None
         here = self.members(step)
         line = AffineTime(self.intercept_s[here], self.slope_s[step, here])
         flat = self.saturation[here]
         return SaturatedTime(line, flat) if (flat > 1).any() else line
 
-    def repeats(self, step: int) -> bool:
-        assert self.presence is not None
-        both = (self.slope_s, self.presence)
-        return step > 0 and all(np.array_equal(each[step], each[step - 1]) for each in both)
-
     def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
+        """Return the time of every worker in ``step`` for its samples, both ``(world_size,)``."""
         assert self.jitter is not None
         assert self.saturation is not None
         counted = np.maximum(batch_size, self.saturation)
@@ -146,6 +100,14 @@ class Workload(AbstractWorkload):
         return times
 
     def chunk_s(self, step: int, worker: int, num_samples: int, *, again: bool) -> float:
+        """Return the time of one worker for a part of its samples.
+
+        Args:
+            step: the step.
+            worker: the worker's number.
+            num_samples: samples of this forward, at least 1.
+            again: whether it has computed others in this step.
+        """
         assert self.jitter is not None
         assert self.saturation is not None
         counted = max(num_samples, int(self.saturation[worker]))
@@ -232,15 +194,15 @@ class SaturatedTime(AbstractTimeModel):
 
 @final
 @dataclass(frozen=True, slots=True, eq=False)
-class CurveWorkload(AbstractWorkload):
+class CurveWorkload:
     r"""A time model of any shape for every step, and jitter.
 
     $t_{kr}(b) = m_k(b)_r \, j_{kr}$. A step in several forwards pays the full curve for each
-    forward, because a model does not say which part is paid once. No worker leaves or joins.
+    forward, because a model does not say which part is paid once. No worker leaves or joins. All
+    else is as in ``Workload``.
 
     Args:
-        times: the times of all workers, one model for every step. Give the same object again if
-            nothing changes, so that an oracle plans only once.
+        times: the times of all workers, one model for every step.
         jitter: factors $j$, finite, positive, ``(num_steps, world_size)``; None is 1 throughout.
 
     Raises:
@@ -280,9 +242,6 @@ class CurveWorkload(AbstractWorkload):
     def times(self, step: int) -> AbstractTimeModel:
         return self.curves[step]
 
-    def repeats(self, step: int) -> bool:
-        return step > 0 and self.curves[step] is self.curves[step - 1]
-
     def seconds(self, step: int, batch_size: IntArray) -> FloatArray:
         times: FloatArray = self.curves[step].seconds(batch_size) * self.jitter[step]
         return times
@@ -291,3 +250,7 @@ class CurveWorkload(AbstractWorkload):
         alone = np.zeros(self.world_size, np.int64)
         alone[worker] = num_samples
         return float(self.seconds(step, alone)[worker])
+
+
+AnyWorkload = Workload | CurveWorkload
+"""Times of workers over a run."""

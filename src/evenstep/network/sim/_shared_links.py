@@ -13,8 +13,8 @@ from ..._types import Cluster, FloatArray, IntArray, StepTimings, check_fields, 
 from ...events import Event
 from ...exceptions import invalid
 from ...policies import AbstractPolicy, by_name
-from ...sim._deciders import job_of
-from ...sim._workload import AbstractWorkload
+from ...sim._run import job_of
+from ...sim._workload import AnyWorkload
 from .._following._link_tracker import ObservedExchange, Transfers
 from .._following._share_planner import SharePlanner, SharesInForce
 from .._plans._aggregation import Aggregation, Links
@@ -177,7 +177,7 @@ class OverLinksReport:
 def run_over_links(
     policy: str | AbstractPolicy[Any],
     cluster: Cluster,
-    workload: AbstractWorkload,
+    workload: AnyWorkload,
     links: Sequence[Links],
     shares: SharePlanner,
     *,
@@ -229,7 +229,7 @@ def run_over_links(
 
 
 def _check(
-    cluster: Cluster, workload: AbstractWorkload, links: Sequence[Links], shares: SharePlanner
+    cluster: Cluster, workload: AnyWorkload, links: Sequence[Links], shares: SharePlanner
 ) -> None:
     sizes = cluster.world_size, workload.world_size, shares.aggregation.num_workers
     if len(set(sizes)) > 1:
