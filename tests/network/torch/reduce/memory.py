@@ -25,7 +25,7 @@ class Operation:
         self.network, self.kind, self.rank, self.peer = network, kind, rank, peer
         self.tag, self.buffer, self.done = tag, buffer, False
 
-    def wait(self, limit_s=None):
+    def wait(self, limit_s):
         with self.network.changed:
             ready = self.network.changed.wait_for(
                 lambda: self.done or self.network.broken, timeout=limit_s or 20
@@ -87,7 +87,7 @@ class MemoryTransport(AbstractTransport):
         assert buffer.is_contiguous()
         operation = Operation(self.network, kind, self.rank, peer, tag, buffer)
         self.network.meet(operation)
-        return operation
+        return operation.wait
 
 
 def on_threads(world_size, function):
