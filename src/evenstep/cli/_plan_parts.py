@@ -17,7 +17,7 @@ from .._render import number, paragraph, percent, seconds, text_table
 from .._types import Cluster, FloatArray
 from ..network import Aggregation, Links, optimal_shares
 from ..network._plans._optimum import equal_shares
-from ..network.sim import SharedLinksComm
+from ..network.sim import step_over_links_s
 from ..sim import Scenario
 from ..sim._sample_workload import SampleWorkload
 from ..sim._scenario import DRAWN, read_lengths
@@ -97,7 +97,7 @@ def answer_links(
     aggregation = Aggregation(size, round(model_mb * 250_000) * 4, num_chunks=chunks)
     shares, compute_s = optimal_shares(aggregation, links), question.times.seconds(_of(batch_size))
     plain_s, equal_s, best_s = (
-        SharedLinksComm(aggregation, links, each, overlap)(compute_s) + overhead_s
+        step_over_links_s(compute_s, aggregation, links, shares=each, overlap=overlap) + overhead_s
         for each in (None, equal_shares(aggregation), shares)
     )
     return LinkAnswer(

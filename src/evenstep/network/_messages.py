@@ -156,22 +156,26 @@ class Shares:
         before, step = planner.plan, seen[0].step
         if len({one.plan_epoch for one in seen}) > 1:
             return  # a step that some rank began anew
-        plain = all(one.rows is None for one in seen)
-        rows = [row for one in seen for row in one.rows or ()]
+        transfers = None
+        if any(one.rows is not None for one in seen):
+            rows = [row for one in seen for row in one.rows or ()]
+            transfers = Transfers.from_rows(self._world_size + self._num_servers, rows)
+            lasted_s = max(one.lasted_s for one in seen)
+            transfers = transfers.lasting(lasted_s) if lasted_s > 0 else transfers
         workers = [one for one in seen if math.isfinite(one.waited_s)]
         exchange = ObservedExchange(
             seen[0].plan_epoch,
             # From a common start: who waited least may have had its sums before all others.
             max(one.spent_s + one.waited_s for one in workers)
             - max(one.spent_s for one in workers),
-            None if plain else self._transfers(rows, max(one.lasted_s for one in seen)),
+            transfers,
         )
         with self._lock:
             next_step = self._answered + 2 + self._lag
-        outcome = planner.observe(step, exchange, next_step=next_step)
-        if outcome.plan is not before:
-            self._announce(outcome.plan)
-        for event in outcome.events:
+        events = planner.observe(step, exchange, next_step=next_step)
+        if planner.plan is not before:
+            self._announce(planner.plan)
+        for event in events:
             self._emit(event)
 
     def _give_up(self, planner: SharePlanner, step: int, error: Exception) -> None:
@@ -181,12 +185,6 @@ class Shares:
         reason = f"plain all-reduce for the rest of the run: {fault_in_words(error)}"
         plan = self._announce(SharesInForce(planner.plan.epoch + 1, step, None, None, reason))
         self._emit(SharesPlanned(plan.first_step, plan.epoch, None, None, None, reason))
-
-    def _transfers(
-        self, rows: Sequence[tuple[int, int, float, float]], lasted_s: float
-    ) -> Transfers:
-        transfers = Transfers.from_rows(self._world_size + self._num_servers, rows)
-        return transfers.lasting(lasted_s) if lasted_s > 0 else transfers
 
     def _announce(self, plan: SharesInForce) -> SharesInForce:
         """Send all ranks a plan; return it with its first step."""

@@ -97,10 +97,8 @@ def test_an_all_reduce_that_cannot_be_is_refused():
     epoch = planner.plan.epoch
     for step in range(45):
         taken_s = 0.04 if step in (0, 36, 37, 39, 40) else ring_s
-        outcome = planner.observe(
-            step, ObservedExchange(planner.plan.epoch, taken_s), next_step=step + 1
-        )
-        told += outcome.events
+        done = ObservedExchange(planner.plan.epoch, taken_s)
+        told += planner.observe(step, done, next_step=step + 1)
     refused = [event for event in told if isinstance(event, MeasurementRejected)]
 
     assert len(refused) == 5

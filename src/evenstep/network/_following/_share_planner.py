@@ -73,20 +73,6 @@ class SharesInForce:
         return self.parts is not None and not is_over
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ShareOutcome:
-    """What followed from one exchange.
-
-    Attributes:
-        plan: what holds from now on; the very same object if nothing changed.
-        events: the facts, in order.
-    """
-
-    plan: SharesInForce
-    events: tuple[Event, ...]
-
-
 PROBE_EQUAL = 0.25  # part of a probe that goes to all alike, whatever was known of the links
 MOST_PROBE = 4.0  # times all-reduce, or best shares, that a probe may take by what was known
 SERVER_PROBE, LEAST_PROBED = 1.4, 0.02  # times its part that a server gets to see what it carries
@@ -216,7 +202,9 @@ class SharePlanner:
         margin: the gain over plain all-reduce that shares need, at least 0.
 
     Attributes:
-        plan: the plan in force from ``plan.first_step`` on.
+        plan: the plan in force from ``plan.first_step`` on; the very same object until another one
+            follows.
+        aggregation: as above.
 
     Raises:
         ValueError: ``margin`` is out of range.
@@ -230,7 +218,7 @@ class SharePlanner:
         margin: float = 0.15,
     ) -> None:
         check_range("SharePlanner(margin=...)", margin, "finite and at least 0", "0.15 is 15 %.")
-        self._aggregation, self._margin = aggregation, margin
+        self.aggregation, self._margin = aggregation, margin
         self._choice = ShareChoice(policy, aggregation)
         self._trust = Trust()
         self._probes, self._plain_trials = Probes(), PlainTrials()
@@ -247,17 +235,12 @@ class SharePlanner:
         self.plan = SharesInForce(0, 0, None, None, f"plain all-reduce: {why}")
 
     @property
-    def aggregation(self) -> Aggregation:
-        """What is summed, on which ranks, in how many chunks."""
-        return self._aggregation
-
-    @property
     def links(self) -> Links | None:
         """The estimated links; None before anything is known."""
         return None if self._belief is None else self._belief.links
 
-    def observe(self, step: int, exchange: ObservedExchange, *, next_step: int) -> ShareOutcome:
-        """Return what follows from the exchange of one step.
+    def observe(self, step: int, exchange: ObservedExchange, *, next_step: int) -> list[Event]:
+        """Take in the exchange of one step, plan anew, and return what that says, in order.
 
         Impossible figures are named in an event and left out; so is a user's policy that fails.
 
@@ -270,7 +253,7 @@ class SharePlanner:
             ValueError: its transfers are of other ranks.
         """
         if problem := exchange.problem() or self._impossible(exchange):
-            return ShareOutcome(self.plan, (MeasurementRejected(step, *problem),))
+            return [MeasurementRejected(step, *problem)]
         self._num_seen += 1
         events = self._learn(step, exchange)
         newest = exchange.plan_epoch == self.plan.epoch
@@ -284,14 +267,14 @@ class SharePlanner:
                     events += self._fall_back(next_step, self.links, reason)
                 elif self.plan.parts is None:  # it is asked again when the next probe is due
                     self._probes.done(self._trust.plain_s, changed=False)
-        return ShareOutcome(self.plan, tuple(events))
+        return events
 
     def _impossible(self, exchange: ObservedExchange) -> tuple[int, str] | None:
         """Return what is wrong with an all-reduce, if known links are too slow for it."""
         if exchange.transfers is not None or self.links is None or self._probe_no:
             return None
-        least_s = ring_s(self._aggregation, self.links)
-        return self._trust.problem(exchange.exchange_s, least_s, self._aggregation.num_bytes)
+        least_s = ring_s(self.aggregation, self.links)
+        return self._trust.problem(exchange.exchange_s, least_s, self.aggregation.num_bytes)
 
     def _learn(self, step: int, exchange: ObservedExchange) -> list[Event]:
         """Take in how long it took, and what that says of links."""
@@ -316,11 +299,11 @@ class SharePlanner:
         if not transfers.seen(1).any():
             return  # ranges too short to be timed
         if self._belief is not None:
-            only_serves = ~self._aggregation.is_worker
+            only_serves = ~self.aggregation.is_worker
             self._belief = self._belief.update(transfers, only_serves=only_serves)
-            if self._belief.changed(self._aggregation.is_server):
+            if self._belief.changed(self.aggregation.is_server):
                 self._plain_trials.changed()
-            self._plain_trials.see(transfers.rates()[:, self._aggregation.is_worker])
+            self._plain_trials.see(transfers.rates()[:, self.aggregation.is_worker])
         elif transfers.seen(LEAST_BYTES).any():
             self._belief = LinkTracker.first(transfers)
 
@@ -351,7 +334,7 @@ class SharePlanner:
             return self._adopt(next_step, None, self._trust.plain_s, f"plain all-reduce: {why}")
         if self._probe_no:
             return self._after_probe(links, next_step)
-        if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
+        if complaint := self._trust.complaint(ring_s(self.aggregation, links)):
             return self._fall_back(next_step, links, complaint)
         return (
             self._plan_again(links, next_step)
@@ -426,7 +409,7 @@ class SharePlanner:
         """Decide between the shares in force, others and all-reduce."""
         decision = self._choice.on(links)
         stays = min(STAYS, self._margin)
-        plan = plan_shares(self._aggregation, links, shares=decision.shares, margin=stays)
+        plan = plan_shares(self.aggregation, links, shares=decision.shares, margin=stays)
         wins, reason = self._trust.judge(plan, stays)
         self._num_lost = 0 if wins else self._num_lost + 1
         if self._num_lost >= LOSSES:
@@ -466,7 +449,7 @@ class SharePlanner:
     def _fall_back(
         self, next_step: int, links: Links, reason: str, shares_s: float | None = None
     ) -> list[Event]:
-        plain_s = ring_s(self._aggregation, links) * self._trust.plain_factor
+        plain_s = ring_s(self.aggregation, links) * self._trust.plain_factor
         self._probes.done(plain_s, changed=False, shares_s=shares_s)
         return self._adopt(next_step, None, plain_s, reason)
 

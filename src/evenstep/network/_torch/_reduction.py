@@ -104,31 +104,6 @@ class ShareFollower(StepObserver):
 
 
 @final
-class ServerFollower:
-    """On a server: notes what came in a step, and passes it on when the next one begins.
-
-    Args:
-        transport: the reducer's, which sees what arrives.
-        send: takes what was seen of a step.
-    """
-
-    def __init__(self, transport: WatchedTransport, send: Callable[[SharesReport], None]) -> None:
-        self._transport = transport
-        self._send = send
-        self._newest: tuple[int, int] | None = None  # step and plan of the newest bucket
-
-    def on_bucket(self, job: BucketJob) -> None:
-        """Note a bucket before it is summed; at a new step, send what was seen of the last one."""
-        newest, self._newest = self._newest, (job.step, job.split.epoch)
-        if newest in (None, self._newest):
-            return
-        assert newest is not None
-        arrivals = self._transport.take_arrivals()
-        rows = tuple(ways_to(self._transport.rank, arrivals))
-        self._send(SharesReport(*newest, math.inf, rows, lasted_s(arrivals)))
-
-
-@final
 class Reduction:
     """This rank's reducer and the group that it sends over.
 
@@ -215,9 +190,6 @@ class Reduction:
     def lead(self) -> None:
         """On rank 0: plan shares from now on."""
         assert self.shares is not None, "`join` comes first"
-        self.shares.lead(self._planner())
-
-    def _planner(self) -> SharePlanner:
         num_bytes = self._num_bytes()
         chunks = max(1, round(num_bytes / self._network.chunk_bytes_of(num_bytes)))
         is_worker = np.arange(self._group.size()) < self._num_workers
@@ -226,9 +198,10 @@ class Reduction:
             num_bytes,
             num_chunks=chunks,
             is_worker=is_worker,
-            is_server=~is_worker if self._only_servers else None,
+            is_server=~is_worker if self._network.only_servers else None,
         )
-        return SharePlanner(self._network.policy, aggregation, margin=self._network.margin)
+        margin = self._network.margin
+        self.shares.lead(SharePlanner(self._network.policy, aggregation, margin=margin))
 
     def serve(self, send: Callable[[SharesReport], None]) -> None:
         """On a server: sum until training has ended; ``send`` takes what was seen of each step.
@@ -236,7 +209,18 @@ class Reduction:
         Raises:
             WorkerLostError: a rank was lost.
         """
-        self.reducer.serve(ServerFollower(self._transport, send).on_bucket)
+        newest: tuple[int, int] | None = None  # step and plan of the newest bucket
+
+        def on_bucket(job: BucketJob) -> None:
+            """Note a bucket before it is summed; at a new step, send what was seen of the last."""
+            nonlocal newest
+            before, newest = newest, (job.step, job.split.epoch)
+            if before is not None and before != newest:
+                arrivals = self._transport.take_arrivals()
+                rows = tuple(ways_to(self._transport.rank, arrivals))
+                send(SharesReport(*before, math.inf, rows, lasted_s(arrivals)))
+
+        self.reducer.serve(on_bucket)
 
     def close(self) -> None:
         """End the reducer and its group; the models continue with plain all-reduce."""
@@ -246,11 +230,6 @@ class Reduction:
         self._transport.close()
         if self._group in process_groups():
             dist.destroy_process_group(self._group)
-
-    @property
-    def _only_servers(self) -> bool:
-        """Whether no worker sums, as there are others to do it alone."""
-        return self._network.only_servers and self._num_workers < self._group.size()
 
     def _num_bytes(self) -> int:
         """Return the bytes of all gradients as they travel."""
