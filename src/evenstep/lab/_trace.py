@@ -91,12 +91,6 @@ class Trace:
         """The least number of hosts that has all that are named."""
         return 1 + max(change.host for change in self.changes)
 
-    def check(self, num_hosts: int) -> None:
-        """Raise unless a lab of so many hosts has all that are named."""
-        if self.num_hosts > num_hosts:
-            rule = f"name hosts below {num_hosts}, as many as the lab has"
-            raise invalid("Trace(changes=...)", rule, self.num_hosts - 1, "Count from 0.")
-
 
 def drawn_trace(
     num_hosts: int,
