@@ -2,15 +2,12 @@
 
 from ._account import (
     Cause,
-    Diagnosis,
-    FoundCause,
     HostClues,
     LinkClues,
     Phase,
     StepAccounts,
     StepClues,
     accounted,
-    diagnosed,
     time_by_phase,
 )
 from ._diagnoser import Diagnoser
@@ -19,8 +16,6 @@ from ._slow_links import LinkBooks, LinkFault, LinkLoads, SlowLink, slow_links
 __all__ = [
     "Cause",
     "Diagnoser",
-    "Diagnosis",
-    "FoundCause",
     "HostClues",
     "LinkBooks",
     "LinkClues",
@@ -31,7 +26,6 @@ __all__ = [
     "StepAccounts",
     "StepClues",
     "accounted",
-    "diagnosed",
     "slow_links",
     "time_by_phase",
 ]

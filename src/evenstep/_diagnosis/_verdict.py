@@ -10,7 +10,8 @@ import numpy as np
 
 from .._render import counted, number, percent, seconds
 from .._types import FloatArray
-from ._account import Cause, Diagnosis, FoundCause, HostRates
+from ..events import WaitingDiagnosed
+from ._account import Cause, HostRates
 from ._critical_path import Family, FrontierSums
 from ._slow_links import LinkLoads, SlowLink, said_of, said_of_all, slow_links
 from ._trend import Levels, Shape, more_than_others, shape_of
@@ -195,10 +196,7 @@ _LONGER = {
 }
 
 
-class _Found(NamedTuple):
-    cause: Cause
-    rank: int | None
-    share: float
+_Found = tuple[Cause, int | None, float]  # what it is, whose, and the part of the time lost by it
 
 
 def verdict(
@@ -210,7 +208,7 @@ def verdict(
     course_of: Callable[[int], Shape],
     exchange: Callable[[], tuple[float, float]],
     levels: Levels | None,
-) -> Diagnosis:
+) -> WaitingDiagnosed:
     """Return who the others wait for, and why.
 
     Args:
@@ -234,23 +232,24 @@ def verdict(
     slow = slow_links(links, sums.exposed / wall)
     found = [*_of_all(sums, wall, jump_us, slow)]
     if is_known and sums.num_steps and world_size > 1:
-        named = {(one.cause, one.rank) for one in found}
+        named = {one[:2] for one in found}
         others = _of_ranks(sums, rates, course_of, levels)
-        found += [one for one in others if (one.cause, one.rank) not in named]
-    found.sort(key=lambda one: -one.share)
+        found += [one for one in others if one[:2] not in named]
+    found.sort(key=lambda one: -one[2])
     facts = Facts(sums, rates, links, slow, jump_us, levels)
-    causes = tuple(
-        FoundCause(one.cause, one.rank, min(1.0, one.share), *worded(one.cause, one.rank, facts))
-        for one in found
-    )
-    return Diagnosis(
+    said = [worded(cause, rank, facts) for cause, rank, _ in found]
+    return WaitingDiagnosed(
         step=step,
         num_steps=int(sums.num_steps),
         step_s=wall / world_size / max(sums.num_steps, 1.0) / 1e6,
         waiting_share=waiting,
         explained_share=explained,
-        found=causes,
-        no_verdict="" if causes else _why_not(sums, waiting, explained),
+        causes=tuple(str(cause) for cause, _, _ in found),
+        ranks=tuple(-1 if rank is None else rank for _, rank, _ in found),
+        lost_share=tuple(min(1.0, share) for _, _, share in found),
+        evidence=tuple(evidence for evidence, _ in said),
+        remedy=tuple(remedy for _, remedy in said),
+        no_verdict="" if found else _why_not(sums, waiting, explained),
     )
 
 
@@ -311,13 +310,11 @@ def _of_all(
     has_grown = exchange_us[1] - exchange_us[0] >= _LEAST_GROWN * usual_step_us
     is_long = sums.exposed >= (_LEAST_GROWN if has_grown else _LEAST_EXPOSED) * usual
     if len(sums.waited) > 1 and is_long:
-        yield from (
-            _Found(Cause.NETWORK, one.rank, one.hides * sums.exposed / wall) for one in slow
-        )
+        yield from ((Cause.NETWORK, one.rank, one.hides * sums.exposed / wall) for one in slow)
         if not slow:
-            yield _Found(Cause.NETWORK, None, sums.exposed / wall)
+            yield Cause.NETWORK, None, sums.exposed / wall
     if sums.fed >= _LEAST_FED * usual:
-        yield _Found(Cause.INPUT, None, sums.fed / wall)
+        yield Cause.INPUT, None, sums.fed / wall
 
 
 def _usual_wall(sums: FrontierSums) -> float:
@@ -358,13 +355,13 @@ def _of_ranks(
             if levels is not None and (family, rank) in by_level:
                 shape = shape_of(levels.slower[:, rank])
             cause = _of_compute(sums, rates, rank, shape, levels)
-        yield _Found(cause, rank, share)
+        yield cause, rank, share
     for family in _ANY_RANK:
         if (share := float(rest[:, family].sum())) >= least:
-            yield _Found(_OF_FAMILY[family], None, share)
+            yield _OF_FAMILY[family], None, share
     if (share := _rotating(sums, rest)) >= usual * _by_chance(world_size):
         waiting = float(sums.waited.sum()) / max(sums.wall, 1.0)
-        yield _Found(Cause.ROTATING, None, min(share, waiting))
+        yield Cause.ROTATING, None, min(share, waiting)
 
 
 def _by_level(
