@@ -155,8 +155,8 @@ def ran(mbit, *, noise=0.0, jitter=0.0, policy="lbb"):
 def test_sizes_balance_computing_and_shares_the_exchange():
     """The sizes of computing alone, and a step as long as the model of both says."""
     mbit = [150, 150, 150, 50]
-    found = ran(mbit)
-    sizes, shares = found.batch_size[-1], found.plans[-1].shares
+    report, found = ran(mbit)
+    sizes, shares = report.batch_size[-1], found.plans[-1].shares
     times, links = AffineTime(FIXED_S, 1 / SPEEDS), Links(np.array(mbit) * 125_000.0)
 
     assert shares is not None
@@ -165,17 +165,17 @@ def test_sizes_balance_computing_and_shares_the_exchange():
         step_over_links_s(times.seconds(sizes), OVER_LINKS_AGGREGATION, links, shares=each)
         for each in (shares, None)
     )
-    assert found.step_s[-1] == pytest.approx(by_shares)
+    assert report.step_s[-1] == pytest.approx(by_shares)
     assert by_shares < 0.95 * plain
 
 
 def test_the_same_arguments_give_the_same_run():
     """Noise and all."""
     settings = {"noise": 0.1, "jitter": 0.05, "policy": "auto"}
-    one, other = (ran([200, 150, 100, 50], **settings) for _ in range(2))
+    (one, followed), (other, again) = (ran([200, 150, 100, 50], **settings) for _ in range(2))
 
     assert one.step_s.tolist() == other.step_s.tolist()
-    assert one.events == other.events
+    assert followed.events == again.events
 
 
 def test_what_does_not_fit_is_refused():
@@ -183,7 +183,10 @@ def test_what_does_not_fit_is_refused():
     links = Links(np.full(4, 1e6))
     shares = SharePlanner(OptimalShares(), Aggregation(4, 1_000_000))
     workload = Workload(FIXED_S, np.tile(1 / SPEEDS, (3, 1)))
-    with pytest.raises(ValueError, match=r"run_over_links\(cluster="):
-        run_over_links("auto", Cluster(3, 9), workload, [links], shares)
+    with pytest.raises(ValueError, match=r"sim.run\(cluster="):
+        run_over_links("auto", Cluster(3, 9), workload, [links] * 3, shares)
+    others = SharePlanner(OptimalShares(), Aggregation(3, 1_000_000))
+    with pytest.raises(ValueError, match=r"run_over_links\(shares="):
+        run_over_links("auto", CLUSTER, workload, [links] * 3, others)
     with pytest.raises(ValueError, match=r"run_over_links\(links="):
         run_over_links("auto", CLUSTER, workload, [links] * 4, shares)

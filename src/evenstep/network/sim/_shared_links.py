@@ -8,13 +8,12 @@ from typing import Any
 
 import numpy as np
 
-from ..._planner import Planner
-from ..._types import Cluster, FloatArray, IntArray, StepTimings
+from ..._types import Cluster, FloatArray
 from ..._valid import check_range
 from ...events import Event
 from ...exceptions import invalid
-from ...policies import AbstractPolicy, by_name
-from ...sim._deciders import job_of
+from ...policies import AbstractPolicy
+from ...sim import SimReport, run
 from ...sim._workload import AbstractWorkload
 from .._following._link_tracker import ObservedExchange, Transfers
 from .._following._share_planner import SharePlanner, SharesInForce
@@ -157,23 +156,6 @@ def known_links(
     return np.array(seconds)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OverLinksReport:
-    """What became of a run that computed and exchanged.
-
-    Attributes:
-        step_s: seconds of every step, ``(num_steps,)``.
-        batch_size: local batch sizes, ``(num_steps, world_size)``.
-        plans: the plan of shares that each step ran under.
-        events: all that the planners reported, in order.
-    """
-
-    step_s: FloatArray
-    batch_size: IntArray
-    plans: tuple[SharesInForce, ...]
-    events: tuple[Event, ...]
-
-
 def run_over_links(
     policy: str | AbstractPolicy[Any],
     cluster: Cluster,
@@ -184,12 +166,13 @@ def run_over_links(
     overlap: float = 0.0,
     noise: float = 0.0,
     seed: int = 0,
-) -> OverLinksReport:
+) -> tuple[SimReport, FollowReport]:
     """Return what policies of sizes and of shares make of workers and links, side by side.
 
-    The objects are those that train: ``Planner`` and ``SharePlanner``. A step lasts as
-    ``step_over_links_s`` has it, links are measured as in ``play_exchange``, and step k decides
-    k + 1 of both. Deterministic: the same arguments give the same report, if the planners are new.
+    It is ``evenstep.sim.run`` with an exchange that a ``SharePlanner`` plans: the objects are those
+    that train. A step lasts as ``step_over_links_s`` has it, links are measured as in
+    ``play_exchange``, and step k decides k + 1 of both. Deterministic: the same arguments give the
+    same reports, if the planner is new.
 
     Args:
         policy: of batch sizes, by name or by value.
@@ -204,40 +187,35 @@ def run_over_links(
     Raises:
         ValueError: the numbers of workers or steps differ.
     """
-    _check(cluster, workload, links, shares)
-    given = by_name(policy) if isinstance(policy, str) else policy
-    sizes, generator = Planner(given, job_of(cluster), warm_up_steps=0), np.random.default_rng(seed)
-    aggregation = shares.aggregation
-    log: list[tuple[float, IntArray, SharesInForce]] = []
+    aggregation, generator = shares.aggregation, np.random.default_rng(seed)
+    if aggregation.world_size != workload.world_size:
+        rule = f"aggregate over the {workload.world_size} workers of the times"
+        got, remedy = aggregation.world_size, "Give one of each."
+        raise invalid("run_over_links(shares=...)", rule, got, remedy)
+    if len(links) != workload.num_steps:
+        rule = f"be of {workload.num_steps} steps, as the workload is"
+        raise invalid("run_over_links(links=...)", rule, len(links), "Repeat them per step.")
+    exchange_s: list[float] = []
+    plans: list[SharesInForce] = []
     events: list[Event] = []
-    for step, now in enumerate(links):
-        plan = shares.plan
-        batch_size = np.array(sizes.plan.batch_size, np.int64)
-        compute_s = workload.seconds(step, batch_size)
+
+    def comm(compute_s: FloatArray) -> float:
+        step, plan = len(plans), shares.plan
         split = plan.shares if plan.is_shared(step - plan.first_step) else None
-        step_s = step_over_links_s(compute_s, aggregation, now, shares=split, overlap=overlap)
+        step_s = step_over_links_s(
+            compute_s, aggregation, links[step], shares=split, overlap=overlap
+        )
         done = play_exchange(
-            aggregation, now, split, plan_epoch=plan.epoch, noise=noise, generator=generator
+            aggregation, links[step], split, plan_epoch=plan.epoch, noise=noise, generator=generator
         )
         done = replace(done, exchange_s=max(step_s - float(compute_s.max()), 1e-9))
-        log.append((step_s, batch_size, plan))
-        events += shares.observe(step, done, next_step=step + 1)
-        timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
-        events += sizes.observe_timings(step, timings, next_step=step + 1).events
-    seconds, batches, plans = zip(*log, strict=True)
-    return OverLinksReport(np.array(seconds), np.array(batches), plans, tuple(events))
+        exchange_s.append(done.exchange_s)
+        plans.append(plan)
+        events.extend(shares.observe(step, done, next_step=step + 1))
+        return step_s
 
-
-def _check(
-    cluster: Cluster, workload: AbstractWorkload, links: Sequence[Links], shares: SharePlanner
-) -> None:
-    sizes = cluster.world_size, workload.world_size, shares.aggregation.num_workers
-    if len(set(sizes)) > 1:
-        rule, remedy = "have as many workers as the times and the aggregation", "Give one of each."
-        raise invalid("run_over_links(cluster=...)", rule, sizes, remedy)
-    if not 1 <= len(links) <= workload.num_steps:
-        rule = f"be of 1 to {workload.num_steps} steps, as the workload is"
-        raise invalid("run_over_links(links=...)", rule, len(links), "Repeat them per step.")
+    report = run(policy, cluster, workload, comm=comm)
+    return report, FollowReport(np.array(exchange_s), tuple(plans), tuple(events))
 
 
 MANY = 64  # chunks that stand for their limit
