@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep._diagnosis import (
-    Cause,
-    HostClues,
-    LinkBooks,
-    LinkClues,
-    LinkFault,
-    LinkLoads,
-    slow_links,
-)
+from evenstep._diagnosis import Cause, HostClues, LinkClues
+from evenstep._diagnosis._slow_links import LinkBooks, LinkFault, LinkLoads, slow_links
 
 from .runs import names, shown, steps
 

@@ -11,21 +11,15 @@ from ._account import (
     time_by_phase,
 )
 from ._diagnoser import Diagnoser
-from ._slow_links import LinkBooks, LinkFault, LinkLoads, SlowLink, slow_links
 
 __all__ = [
     "Cause",
     "Diagnoser",
     "HostClues",
-    "LinkBooks",
     "LinkClues",
-    "LinkFault",
-    "LinkLoads",
     "Phase",
-    "SlowLink",
     "StepAccounts",
     "StepClues",
     "accounted",
-    "slow_links",
     "time_by_phase",
 ]

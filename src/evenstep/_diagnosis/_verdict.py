@@ -179,14 +179,7 @@ _LEAST_FAULTS_PER_S = 20.0
 _ALONE = 0.4  # forward over backward, by how much they are slower: below, it is the backward alone
 _MOSTLY = 0.75  # of what a rank computes longer: at least so much is in the backward then
 
-_OF_FAMILY = {
-    Family.INPUT: Cause.INPUT,
-    Family.LOOP: Cause.LOGGING,
-    Family.CHECKPOINT: Cause.CHECKPOINT,
-    Family.COLLECTION: Cause.GARBAGE_COLLECTION,
-    Family.COMPILATION: Cause.COMPILATION,
-    Family.LENGTHS: Cause.LENGTHS,
-}
+_OF_FAMILY = {family: cause for cause, (family, _) in _IN_FAMILY.items()}
 _ANY_RANK = [Family.INPUT, Family.CHECKPOINT, Family.COLLECTION, Family.COMPILATION, Family.LENGTHS]
 _UNKNOWN = [Family.COMPUTE, Family.LOOP]
 _LONGER = {
@@ -443,26 +436,21 @@ def _held_by(sums: FrontierSums, rates: HostRates, rank: int) -> Cause | None:
 def _of_compute(
     sums: FrontierSums, rates: HostRates, rank: int, shape: Shape, levels: Levels | None
 ) -> Cause:
-    """Return why a rank computes longer than the others."""
-    above, usual = sums.stage_excess[rank], sums.stage_usual
-    if levels is not None and levels.lasts[rank]:  # without what comes and goes
-        above, usual = levels.above[rank], levels.usual
-    return _by_machine(sums, rates, rank) or _by_course(above, usual, shape)
+    """Return why a rank computes longer than the others.
 
-
-def _by_machine(sums: FrontierSums, rates: HostRates, rank: int) -> Cause | None:
-    """Return why, by what its process and machine say."""
+    By what its process and machine say; else by what takes longer and when.
+    """
     faults = rates.faults_per_s
     is_short = more_than_others(faults, rank) >= max(_LEAST_FAULTS_PER_S, 0.5 * faults[rank])
     if is_short or more_than_others(rates.retries, rank) >= 1:
         return Cause.MEMORY
-    return _held_by(sums, rates, rank)
-
-
-def _by_course(excess: FloatArray, usual: FloatArray, shape: Shape) -> Cause:
-    """Return why, by what takes longer and when: excess and usual are of forward and backward."""
-    forward, backward = excess / np.maximum(usual, 1.0)
-    if forward < _ALONE * backward and excess[1] >= _MOSTLY * excess.sum():
+    if (held_by := _held_by(sums, rates, rank)) is not None:
+        return held_by
+    above, usual = sums.stage_excess[rank], sums.stage_usual
+    if levels is not None and levels.lasts[rank]:  # without what comes and goes
+        above, usual = levels.above[rank], levels.usual
+    forward, backward = above / np.maximum(usual, 1.0)
+    if forward < _ALONE * backward and above[1] >= _MOSTLY * above.sum():
         return Cause.SLOW_BACKWARD
     return {Shape.GROWING: Cause.THROTTLING, Shape.SPELLS: Cause.CONTENTION}.get(
         shape, Cause.SLOW_WORKER

@@ -208,17 +208,17 @@ def phases_of(aggregation: Aggregation, links: Links) -> tuple[Rows, Rows, Rows]
     works = aggregation.is_worker.astype(np.float64)
     up_s = aggregation.num_bytes / links.up_bytes_per_s
     down_s = aggregation.num_bytes / links.down_bytes_per_s
-    # What a rank sends as a worker, and gets as a server; the pull turns both round.
+    # What a rank sends as a worker, and gets as a server, each a constant and a slope per rank; the
+    # pull turns both round.
     sources = aggregation.num_sources.astype(np.float64)
-    gives, takes = (works, -works), (np.zeros_like(works), sources)
-    either = (works, sources - works)
+    gives, takes = np.stack([works, -works]), np.stack([0 * works, sources])
+    either = np.stack([works, sources - works])
     if links.half_duplex:
-        push, pull = [_sum(gives, up_s, takes, down_s)], [_sum(gives, down_s, takes, up_s)]
-        both = [_sum(either, up_s, either, down_s)]
+        push, pull = [gives * up_s + takes * down_s], [gives * down_s + takes * up_s]
+        both = [either * (up_s + down_s)]
     else:
-        push = [_times(gives, up_s), _times(takes, down_s)]
-        pull = [_times(gives, down_s), _times(takes, up_s)]
-        both = [_times(either, np.maximum(up_s, down_s))]
+        push, pull = [gives * up_s, takes * down_s], [gives * down_s, takes * up_s]
+        both = [either * np.maximum(up_s, down_s)]
     return (
         _rows(aggregation, links, push, pushes=True, pulls=False),
         _rows(aggregation, links, pull, pushes=False, pulls=True),
@@ -226,25 +226,12 @@ def phases_of(aggregation: Aggregation, links: Links) -> tuple[Rows, Rows, Rows]
     )
 
 
-Line = tuple[FloatArray, FloatArray]  # a constant and a slope per rank
-
-
-def _times(line: Line, seconds: FloatArray) -> Line:
-    return line[0] * seconds, line[1] * seconds
-
-
-def _sum(one: Line, one_s: FloatArray, other: Line, other_s: FloatArray) -> Line:
-    (constant, slope), (more, steeper) = _times(one, one_s), _times(other, other_s)
-    return constant + more, slope + steeper
-
-
 def _rows(
-    aggregation: Aggregation, links: Links, lines: list[Line], *, pushes: bool, pulls: bool
+    aggregation: Aggregation, links: Links, lines: list[FloatArray], *, pushes: bool, pulls: bool
 ) -> Rows:
     """Return the lines of ranks, then those of pairs where there are any."""
     ranks = np.tile(np.arange(links.world_size), len(lines))
-    constant = np.concatenate([line[0] for line in lines])
-    slope = np.concatenate([line[1] for line in lines])
+    constant, slope = np.concatenate(lines, axis=1)
     nothing = np.zeros(len(ranks))
     if links.pair_bytes_per_s is None:
         return Rows(constant, ranks, slope, ranks, nothing)
