@@ -30,7 +30,6 @@ class Shares:
     step that not all have noted by then is left out, as after a restart within it.
 
     Args:
-        rank: this process.
         world_size: number of workers.
         num_servers: ranks after them that only sum.
         send_all: on rank 0, sends a message to all other workers.
@@ -42,7 +41,6 @@ class Shares:
 
     def __init__(
         self,
-        rank: int,
         world_size: int,
         *,
         send_all: Callable[[Message], None],
@@ -50,7 +48,6 @@ class Shares:
         emit: Hook,
         num_servers: int = 0,
     ) -> None:
-        self._rank = rank
         self._world_size = world_size
         self._num_servers = num_servers
         self._send_all = send_all
@@ -93,7 +90,8 @@ class Shares:
         """Take in a plan, or on rank 0 what a rank saw of a step."""
         match message:
             case SharesReply(plan):
-                self.add(SharesInForce(*plan))
+                with self._lock:
+                    self._plans.append(SharesInForce(*plan))
             case SharesReport():
                 self._arrive(peer, message)
 
@@ -101,11 +99,6 @@ class Shares:
         """On rank 0: note that step ``index`` is about to be answered."""
         with self._lock:
             self._answered = index
-
-    def add(self, plan: SharesInForce) -> None:
-        """Take in a plan."""
-        with self._lock:
-            self._plans.append(plan)
 
     def at(self, step: int) -> SharesInForce | None:
         """Return the plan of ``step``, once its plan point is reached; None before the first."""

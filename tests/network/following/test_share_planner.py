@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from evenstep.events import ExchangeMeasured, LinksMeasured, to_record
-from evenstep.network import EqualShares, Links, OptimalShares, ProportionalShares, SharePlanner
+from evenstep.network import Links, OptimalShares, ProportionalShares, SharePlanner
 from evenstep.network._following._link_tracker import ObservedExchange, Transfers
 from evenstep.network._plans._duration import ring_s
 from evenstep.network._plans._share_policies import AbstractSharePolicy, ShareDecision
@@ -174,7 +174,7 @@ def test_a_policy_that_fails_is_named_and_the_plan_stays():
 
     class Broken(AbstractSharePolicy):
         def init(self, aggregation):
-            return EqualShares().init(aggregation)
+            return None
 
         def update(self, aggregation, links, state):
             raise RuntimeError("no idea")
@@ -194,7 +194,7 @@ def test_shares_that_are_none_are_the_policys_mistake():
 
     class Halves(AbstractSharePolicy):
         def init(self, aggregation):
-            return EqualShares().init(aggregation)
+            return None
 
         def update(self, aggregation, links, state):
             return ShareDecision(np.full(aggregation.world_size, 0.5), None, "two wholes")

@@ -217,7 +217,6 @@ class Collected(DrawnShares):
 def shares_of(num_workers, num_servers):
     """Shares of rank 0 with a planner that only looks, and what closes them."""
     shares = Shares(
-        0,
         num_workers,
         send_all=lambda message: None,
         lag=0,

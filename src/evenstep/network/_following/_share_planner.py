@@ -156,7 +156,7 @@ class SharePlanner:
     ) -> None:
         check_range("SharePlanner(margin=...)", margin, "finite and at least 0", "0.15 is 15 %.")
         self.aggregation, self._margin = aggregation, margin
-        self._policy, self._state = policy, policy.init(aggregation).state
+        self._policy, self._state = policy, policy.init(aggregation)
         self._trust = Trust()
         self._probes, self._plain_trials = Probes(), PlainTrials()
         self._num_seen = self._num_lost = 0

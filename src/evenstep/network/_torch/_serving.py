@@ -233,7 +233,13 @@ class Service:
         reduction = self.reduction
         if reduction is None:
             raise RuntimeError("The loader runs without a model: `prepare` the model too.")
-        hosts, channel = self._met()
+        try:
+            hosts, channel = self._meet()
+        except RuntimeError as error:
+            raise RuntimeError(
+                "The workers ended before their first step, so there is nothing to serve: see what "
+                "they raised."
+            ) from error
         self._watch = watch = ServerWatch(
             hosts, reduction.reducer, channel, framework=self._framework, grace_s=self._grace_s
         )
@@ -256,16 +262,6 @@ class Service:
             self._watch = None
             channel.close()
         return watch.num_loops or self._num_loops
-
-    def _met(self) -> tuple[Sequence[str], StarChannel]:
-        """Meet the workers at their first step, and connect with rank 0."""
-        try:
-            return self._meet()
-        except RuntimeError as error:
-            raise RuntimeError(
-                "The workers ended before their first step, so there is nothing to serve: see what "
-                "they raised."
-            ) from error
 
 
 def _serve_with_signals(reduction: Reduction, send: Callable[[SharesReport], None]) -> None:

@@ -142,7 +142,7 @@ def known_links(
     It uses plain all-reduce where that is no slower, ``(num_steps,)``.
     """
     seconds: list[float] = []
-    state, before = policy.init(aggregation).state, None
+    state, before = policy.init(aggregation), None
     for now in links:
         if now is before:
             seconds.append(seconds[-1])
