@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 import platform
 from collections.abc import Sequence
@@ -11,6 +10,7 @@ from importlib.util import find_spec
 from typing import NamedTuple, final
 
 from .._install import install_line
+from .._valid import check_range
 from ..exceptions import invalid
 
 
@@ -90,9 +90,8 @@ class Host:
 
 def cpus_of(argument: str, value: float) -> float:
     """Return a quota in cores, checked."""
-    if not (math.isfinite(value) and value >= _LEAST_CPUS):
-        remedy = "The kernel counts in 1 ms of each period of 10 ms; None takes what is free."
-        raise invalid(argument, f"be finite and at least {_LEAST_CPUS}", value, remedy)
+    remedy = "The kernel counts in 1 ms of each period of 10 ms; None takes what is free."
+    check_range(argument, value, f"finite and at least {_LEAST_CPUS}", remedy)
     return float(value)
 
 

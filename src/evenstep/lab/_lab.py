@@ -10,13 +10,14 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Self, final
 
 from .._install import install_line
+from .._valid import check_range
 from .._warning import warn
 from ..exceptions import invalid
 from ._built import Built, address_of, described, environment
@@ -238,9 +239,7 @@ class Lab:
         if not 1 <= len(hosts) <= MAX_HOSTS:
             rule = f"hold 1 to {MAX_HOSTS} hosts"
             raise invalid("Lab(hosts=...)", rule, len(hosts), "Give a Host for each.")
-        if not 0 <= delay_ms <= 10_000:
-            remedy = "0 delays nothing."
-            raise invalid("Lab(delay_ms=...)", "be from 0 to 10,000", delay_ms, remedy)
+        check_range("Lab(delay_ms=...)", delay_ms, "in [0, 10000]", "0 delays nothing.")
         self._hosts = list(hosts)
         self._delay_ms = delay_ms
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -274,12 +273,7 @@ class Lab:
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._remove()
 
     @property
@@ -371,9 +365,7 @@ class Lab:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             return self.start(host, words, env=settings, stdin=subprocess.DEVNULL, **pipes)
 
-        if trace is None:
-            return run_agents(start, addresses, command, write)
-        with self.play(trace):
+        with nullcontext() if trace is None else self.play(trace):
             return run_agents(start, addresses, command, write)
 
     def play(self, trace: Trace) -> AbstractContextManager[None]:
@@ -451,7 +443,6 @@ class Lab:
         return self._built
 
     def _checked(self, method: str, host: int) -> int:
-        if not 0 <= host < len(self._hosts):
-            rule = f"be from 0 to {len(self._hosts) - 1}"
-            raise invalid(f"Lab.{method}(host=...)", rule, host, "Hosts count from 0.")
+        rule = f"in [0, {len(self._hosts) - 1}]"
+        check_range(f"Lab.{method}(host=...)", host, rule, "Hosts count from 0.")
         return int(host)

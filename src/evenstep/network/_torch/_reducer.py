@@ -45,7 +45,6 @@ class Failure:
     def __init__(self, transport: AbstractTransport, *, option: str) -> None:
         self._transport = transport
         self._rank = transport.rank
-        self._ranks = transport.ranks
         self._option = option
         self._notices: dict[int, torch.Tensor] = {}  # of whom each other rank finds lost
         self._receipts: list[Pending] = []
@@ -83,8 +82,8 @@ class Failure:
         """Return who is lost, or out of step, and the error to raise for it."""
         if isinstance(error, PlanMismatchError):
             return error.peer, error
-        if isinstance(error, WorkerLostError) and error.rank in self._ranks:
-            return self._ranks.index(error.rank), error
+        if isinstance(error, WorkerLostError):
+            return error.rank, error
         if not isinstance(error, PeerFailed):
             return self._rank, error
         notices = [(peer, int(lost)) for peer, lost in self._notices.items() if int(lost) != _NONE]
@@ -94,13 +93,12 @@ class Failure:
         elif lost == reporter:
             problem = "it stopped after an error of its own, or ended early"
         elif lost == self._rank:
-            problem = f"rank {self._ranks[reporter]} timed out waiting for this rank"
+            problem = f"rank {reporter} timed out waiting for this rank"
         else:
-            problem = f"rank {self._ranks[reporter]} reported it"
-        rank = self._ranks[lost]
+            problem = f"rank {reporter} reported it"
         return lost, WorkerLostError(
-            rank,
-            f"Rank {rank} was lost in the exchange of gradients: {problem}. Restart the run from "
+            lost,
+            f"Rank {lost} was lost in the exchange of gradients: {problem}. Restart the run from "
             f"its last checkpoint; if the rank was only slow, raise `{self._option}`.",
         )
 

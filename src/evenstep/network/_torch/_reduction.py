@@ -62,8 +62,7 @@ class Reduction(StepObserver):
         self._ddps: list[DistributedDataParallel] = []
         self._hooks: list[BucketState] = []
         # Ranks are numbered as the heartbeats do, which notice losses too: among a balancer's own.
-        plain = GlooTransport(group, ranks=range(len(order)), order=order)
-        self._transport = WatchedTransport(plain)
+        self._transport = WatchedTransport(GlooTransport(group, order=order))
         self.shares: Shares | None = None
         self.reducer = ShardedReducer(
             self._transport,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from functools import partial
@@ -43,12 +43,10 @@ class AbstractTransport(abc.ABC):
 
     Attributes:
         rank, world_size: of the group.
-        ranks: what errors call the group's ranks, mostly their global numbers.
     """
 
     rank: int
     world_size: int
-    ranks: tuple[int, ...]
 
     @abc.abstractmethod
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
@@ -87,23 +85,14 @@ class GlooTransport(AbstractTransport):
 
     Args:
         group: of this transport alone: it is broken when a rank is lost.
-        ranks: what errors call the ranks of the transport; None is their global numbers.
         order: which rank of the group each rank of the transport is; None is the same one.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        *,
-        ranks: Iterable[int] | None = None,
-        order: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, order: Sequence[int] | None = None) -> None:
         self._group = group
         self._order = tuple(range(group.size()) if order is None else order)
         self.rank = self._order.index(group.rank())
         self.world_size = group.size()
-        names = dist.get_process_group_ranks(group)
-        self.ranks = tuple([names[one] for one in self._order] if ranks is None else ranks)
 
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
         with _naming(source):

@@ -78,7 +78,6 @@ class WatchedTransport(AbstractTransport):
         self._transport = transport
         self._clock = clock
         self.rank, self.world_size = transport.rank, transport.world_size
-        self.ranks = transport.ranks
         self._arrivals: deque[Arrival] = deque(maxlen=_MOST)
         self._lanes: dict[tuple[int, bool], SimpleQueue[_Watched | None]] = {}
         self._threads: list[threading.Thread] = []

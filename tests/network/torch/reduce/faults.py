@@ -27,7 +27,7 @@ class Dying(AbstractTransport):
 
     def __init__(self, inner: AbstractTransport, num_sends: int, sent: signal.Signals) -> None:
         self.inner, self.num_sends, self.sent = inner, num_sends, sent
-        self.rank, self.world_size, self.ranks = inner.rank, inner.world_size, inner.ranks
+        self.rank, self.world_size = inner.rank, inner.world_size
 
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
         return self.inner.receive(buffer, source, tag)
