@@ -144,8 +144,8 @@ class Diagnoser:
             step=self._step,
             rates=self._machines.rates(whole_run=whole_run),
             links=self._links.links(whole_run=whole_run),
-            course_of=self._course.shape,
-            exchange=self._exchange.jump,
+            course_of=self._course.cause,
+            exchange_us=self._exchange.jump(),
             levels=levels_of(
                 rows.reshape(len(rows), self._world_size, 2),
                 num_newest,

@@ -14,7 +14,7 @@ from ..events import WaitingDiagnosed
 from ._account import Cause, HostRates
 from ._critical_path import Family, FrontierSums
 from ._slow_links import LinkLoads, SlowLink, said_of, said_of_all, slow_links
-from ._trend import Levels, Shape, more_than_others, shape_of
+from ._trend import Levels, cause_of, more_than_others
 
 
 class Facts(NamedTuple):
@@ -198,8 +198,8 @@ def verdict(
     step: int,
     rates: HostRates,
     links: LinkLoads,
-    course_of: Callable[[int], Shape],
-    exchange: Callable[[], tuple[float, float]],
+    course_of: Callable[[int], Cause],
+    exchange_us: tuple[float, float],
     levels: Levels | None,
 ) -> WaitingDiagnosed:
     """Return who the others wait for, and why.
@@ -209,9 +209,9 @@ def verdict(
         step: the newest of them.
         rates: what processes and machines did in that time.
         links: what was carried between ranks.
-        course_of: how a rank's slowness develops in time.
-        exchange: microseconds of a step that all ranks wait together for what is exchanged, before
-            and after it became longer in the run.
+        course_of: why a rank is slow, by how that develops in time.
+        exchange_us: microseconds of a step that all ranks wait together for what is exchanged,
+            before and after it became longer in the run.
         levels: what each rank's computing rests at; None where there were too few steps.
     """
     world_size = len(sums.waited)
@@ -221,15 +221,14 @@ def verdict(
     matched = float(np.minimum(sums.waited, sums.accounted).sum())
     explained = matched / waited if waited else 1.0
     is_known = explained >= _LEAST_EXPLAINED or waiting < _LEAST_WAITING
-    jump_us = exchange()
     slow = slow_links(links, sums.exposed / wall)
-    found = [*_of_all(sums, wall, jump_us, slow)]
+    found = [*_of_all(sums, wall, exchange_us, slow)]
     if is_known and sums.num_steps and world_size > 1:
         named = {one[:2] for one in found}
         others = _of_ranks(sums, rates, course_of, levels)
         found += [one for one in others if one[:2] not in named]
     found.sort(key=lambda one: -one[2])
-    facts = Facts(sums, rates, links, slow, jump_us, levels)
+    facts = Facts(sums, rates, links, slow, exchange_us, levels)
     said = [worded(cause, rank, facts) for cause, rank, _ in found]
     return WaitingDiagnosed(
         step=step,
@@ -319,7 +318,7 @@ def _usual_wall(sums: FrontierSums) -> float:
 def _of_ranks(
     sums: FrontierSums,
     rates: HostRates,
-    course_of: Callable[[int], Shape],
+    course_of: Callable[[int], Cause],
     levels: Levels | None,
 ) -> Iterator[_Found]:
     """Yield what one rank costs the others, and what changes from rank to rank."""
@@ -344,10 +343,10 @@ def _of_ranks(
         rest[rank, family] = max(0.0, rest[rank, family] - share)
         cause = _OF_FAMILY.get(family)
         if cause is None:
-            shape = course_of(rank)
+            by_course = course_of(rank)
             if levels is not None and (family, rank) in by_level:
-                shape = shape_of(levels.slower[:, rank])
-            cause = _of_compute(sums, rates, rank, shape, levels)
+                by_course = cause_of(levels.slower[:, rank])
+            cause = _of_compute(sums, rates, rank, by_course, levels)
         yield cause, rank, share
     for family in _ANY_RANK:
         if (share := float(rest[:, family].sum())) >= least:
@@ -434,7 +433,7 @@ def _held_by(sums: FrontierSums, rates: HostRates, rank: int) -> Cause | None:
 
 
 def _of_compute(
-    sums: FrontierSums, rates: HostRates, rank: int, shape: Shape, levels: Levels | None
+    sums: FrontierSums, rates: HostRates, rank: int, by_course: Cause, levels: Levels | None
 ) -> Cause:
     """Return why a rank computes longer than the others.
 
@@ -452,6 +451,4 @@ def _of_compute(
     forward, backward = above / np.maximum(usual, 1.0)
     if forward < _ALONE * backward and above[1] >= _MOSTLY * above.sum():
         return Cause.SLOW_BACKWARD
-    return {Shape.GROWING: Cause.THROTTLING, Shape.SPELLS: Cause.CONTENTION}.get(
-        shape, Cause.SLOW_WORKER
-    )
+    return by_course

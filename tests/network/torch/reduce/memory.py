@@ -7,8 +7,6 @@ from collections import deque
 
 import torch
 
-from evenstep.network._torch._transport import AbstractTransport
-
 WIDE = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
@@ -65,7 +63,7 @@ class Network:
         send.done = receive.done = True
 
 
-class MemoryTransport(AbstractTransport):
+class MemoryTransport:
     """One rank's end."""
 
     def __init__(self, network, rank, world_size):
