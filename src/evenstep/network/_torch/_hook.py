@@ -86,11 +86,10 @@ def reduce_bucket(
         reducer.num_buckets += 1
     if reducer is None or reducer.split is None:
         return allreduce_hook(state.group, bucket)
-    opens, ends = bucket.index() == 0, bucket.is_last()
-    if opens:
+    if bucket.index() == 0:
         # Ahead of DDP's own wait, which would make an error of an unknown type of it.
         at_end_of_backward(reducer.settle)
-    return reducer.reduce(bucket.buffer(), opens=opens, ends=ends, model=state)
+    return reducer.reduce(bucket.buffer(), ends=bucket.is_last(), model=state)
 
 
 def _released(ddp: DistributedDataParallel) -> BucketState | None:

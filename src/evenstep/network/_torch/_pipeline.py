@@ -28,11 +28,9 @@ class BucketJob:
         wire: the numbers in which they travel.
         split: who sums what.
         done: called on the issuing thread with None, or with the error that ended it.
-        opens: whether it is the first bucket of a backward.
-        ends: whether it is the last one.
+        ends: whether it is the last bucket of a backward.
         step: the step that it belongs to.
         ready: when the device has written the gradients; None where there is none.
-        check: called before its first sum; it raises where that must not be made.
         sends: notes to others that leave with it, by peer.
     """
 
@@ -41,11 +39,9 @@ class BucketJob:
     wire: torch.dtype
     split: Split
     done: Callable[[BaseException | None], None]
-    opens: bool = False
     ends: bool = False
     step: int = 0
     ready: torch.cuda.Event | None = None
-    check: Callable[[], None] | None = None
     sends: list[tuple[int, Pending]] = field(default_factory=list)
 
 
@@ -399,8 +395,6 @@ class Pipeline:
             self._send(flight, server, flight.part(server), pull=False)
 
     def _sum(self, flight: Flight) -> None:
-        if flight.job.check is not None and flight.edges[0] == 0:
-            flight.job.check()
         for peer, pending in _turned(flight.pushes, flight.number):
             self._timeouts.wait(pending, peer, part=_PUSH_PART)
         if not flight.terms:

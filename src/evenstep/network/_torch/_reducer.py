@@ -14,8 +14,6 @@ import torch
 from ...exceptions import WorkerLostError, invalid
 from .._plans._share_plan import Split
 from ._orders import (
-    PlanMismatchError,
-    begin_plan_check,
     check_epoch,
     checked_workers,
     orders,
@@ -80,8 +78,6 @@ class Failure:
 
     def _judge(self, error: BaseException) -> tuple[int, BaseException]:
         """Return who is lost, or out of step, and the error to raise for it."""
-        if isinstance(error, PlanMismatchError):
-            return error.peer, error
         if isinstance(error, WorkerLostError):
             return error.rank, error
         if not isinstance(error, PeerFailed):
@@ -178,7 +174,7 @@ class ShardedReducer:
         )
         helpers = [rank for rank in range(world_size) if rank not in self._workers]
         self._notified = helpers if self._leads else []  # of every bucket
-        self._num_orders = self._num_backwards = 0
+        self._num_orders = 0
 
     @property
     def is_worker(self) -> bool:
@@ -258,7 +254,6 @@ class ShardedReducer:
         self,
         gradients: torch.Tensor,
         *,
-        opens: bool = True,
         ends: bool = True,
         model: object = None,
     ) -> torch.futures.Future[torch.Tensor]:
@@ -268,8 +263,7 @@ class ShardedReducer:
 
         Args:
             gradients: flat and contiguous. Leave them alone until the future is done.
-            opens: whether these are the first of a step.
-            ends: whether these are the last.
+            ends: whether these are the last of a step.
             model: whose they are, where steps of several run at once.
 
         Returns:
@@ -308,9 +302,7 @@ class ShardedReducer:
         result = reported.then(answer)
         ready = torch.cuda.current_stream(gradients.device).record_event() if devices else None
         wire = travels_in(gradients.dtype, self._wire)
-        job = BucketJob(
-            gradients, gradients.numel(), wire, split, done, opens, ends, self.step, ready
-        )
+        job = BucketJob(gradients, gradients.numel(), wire, split, done, ends, self.step, ready)
         self._put(job)
         (self._begun.discard if ends else self._begun.add)(model)
         return result
@@ -413,11 +405,6 @@ class ShardedReducer:
 
     def _prepare(self, job: BucketJob) -> None:
         """On the issuing thread, before a bucket's first chunk."""
-        if job.opens and len(self._workers) > 1:
-            begin_plan_check(
-                job, self._num_backwards, self._transport, self._workers, self._timeouts
-            )
-            self._num_backwards += 1
         job.sends += send_order(self._transport, self._notified, self._num_orders, job)
         self._num_orders += 1
 

@@ -22,7 +22,7 @@ HEAD_BYTES = 64
 LEAST_BYTES = 4096
 """What is smaller goes in one piece and is not timed."""
 
-_HEAD = 1 << 29  # above the tags of chunks, below those of roll calls and orders
+_HEAD = 1 << 29  # above the tags of chunks, below those of orders
 _MOST = 1 << 14  # of the newest, for a controller that never collects them
 
 

@@ -79,20 +79,6 @@ def threads_left() -> str:
     return ",".join(t.name for t in threading.enumerate() if t.name.startswith("evenstep"))
 
 
-def miss_a_plan(rank: int) -> tuple[str, str, str]:
-    """Rank 1 does not get the second plan; return the error, its type and threads left."""
-    try:
-        with open_reducer(timeout_s=20) as reducer:
-            for epoch in range(3):
-                if (rank, epoch) != (1, 1):
-                    reducer.adopt(split_of([epoch + 1, 1, 1], epoch))
-                reducer.reduce(randoms(rank, 5000))
-                reducer.settle()
-    except RuntimeError as error:
-        return str(error), type(error).__name__, threads_left()
-    return "nothing happened", "", ""
-
-
 def close_early(rank: int) -> tuple[str, int, float, str]:
     """Rank 1 leaves its backward in the middle and closes, as after an error of the user's."""
     outcome = "nothing happened", -1
@@ -103,7 +89,7 @@ def close_early(rank: int) -> tuple[str, int, float, str]:
             reducer.reduce(randoms(rank, 5000), ends=False).wait()
             if rank == 1:
                 raise ZeroDivisionError
-            reducer.reduce(randoms(rank, 5000), opens=False)
+            reducer.reduce(randoms(rank, 5000))
             reducer.settle()
     except ZeroDivisionError:
         outcome = "left", -1

@@ -127,7 +127,7 @@ def test_a_plan_that_comes_in_the_middle_of_a_step_is_refused(alone):
 
     with pytest.raises(RuntimeError, match="came in the middle of a backward: the ranks would par"):
         alone.adopt(Split.of(np.ones(1), epoch=1))
-    alone.reduce(torch.ones(2), opens=False).wait()
+    alone.reduce(torch.ones(2)).wait()
     alone.settle()
     alone.adopt(Split.of(np.ones(1), epoch=1))
 
@@ -207,10 +207,7 @@ def step(reducer, split, rank, sizes, dtype):
     """All buckets of a step at once, as a backward hands them over."""
     reducer.adopt(split)
     buckets = [gradients_of(7 * rank + i, size, dtype) for i, size in enumerate(sizes)]
-    futures = [
-        reducer.reduce(bucket, opens=i == 0, ends=i == len(sizes) - 1)
-        for i, bucket in enumerate(buckets)
-    ]
+    futures = [reducer.reduce(bucket, ends=i == len(sizes) - 1) for i, bucket in enumerate(buckets)]
     reducer.settle()
     assert all(future.value() is bucket for future, bucket in zip(futures, buckets, strict=True))
     return buckets
@@ -317,7 +314,7 @@ def test_no_two_messages_under_way_have_one_tag():
 
     assert len(tags) == 3 * 5 * 2
     assert min(tags) > 1  # a notice's
-    assert max(tags) < 1 << 30  # where roll calls and orders begin
+    assert max(tags) < 1 << 30  # where orders begin
 
 
 def test_memory_for_what_is_under_way_is_used_again():
