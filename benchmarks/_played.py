@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import starmap
 from pathlib import Path
 from threading import Thread
 from typing import Any
@@ -17,7 +16,6 @@ import numpy as np
 
 from benchmarks._common import ROOT, environment, progress
 from benchmarks._injected import Drawn
-from evenstep._diagnosis import Cause, Diagnosis, FoundCause
 from evenstep._telemetry import EventFile
 from evenstep.events import RunEnded, WaitingDiagnosed
 
@@ -35,7 +33,7 @@ class PlayedRun:
     """
 
     waiting_share: float
-    found: Diagnosis
+    found: WaitingDiagnosed
 
 
 def play(runs: Sequence[Drawn], folder: Path) -> list[PlayedRun]:
@@ -94,28 +92,16 @@ def arrays(run: Drawn) -> dict[str, Any]:
     }
 
 
-def diagnoses(path: Path) -> list[Diagnosis]:
+def diagnoses(path: Path) -> list[WaitingDiagnosed]:
     """Return the last diagnosis of every run in a file of events."""
-    found: list[Diagnosis] = []
+    found: list[WaitingDiagnosed] = []
     last: WaitingDiagnosed | None = None
     for event in EventFile(path):
         if isinstance(event, WaitingDiagnosed):
             last = event
         elif isinstance(event, RunEnded):
             assert last is not None
-            ranks = [None if rank < 0 else rank for rank in last.ranks]
-            told = map(Cause, last.causes), ranks, last.lost_share, last.evidence, last.remedy
-            found.append(
-                Diagnosis(
-                    step=last.step,
-                    num_steps=last.num_steps,
-                    step_s=last.step_s,
-                    waiting_share=last.waiting_share,
-                    explained_share=last.explained_share,
-                    found=tuple(starmap(FoundCause, zip(*told, strict=True))),
-                    no_verdict=last.no_verdict,
-                )
-            )
+            found.append(last)
     return found
 
 

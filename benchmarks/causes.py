@@ -20,7 +20,8 @@ from benchmarks._common import Row, main, progress
 from benchmarks._injected import Injection
 from benchmarks._played import play
 from benchmarks._recorded_runs import draw_run, drawn, feed
-from evenstep._diagnosis import Cause, Diagnoser, Diagnosis, Phase, StepClues
+from evenstep._diagnosis import Cause, Diagnoser, Phase, StepClues
+from evenstep.events import WaitingDiagnosed
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,19 +38,21 @@ class Trial:
     name: str
     injections: tuple[Injection, ...]
     waiting_share: float
-    found: Diagnosis
+    found: WaitingDiagnosed
 
     def names_all_in_first(self, number: int) -> bool:
         """Return whether every cause, with its rank, is among the first so many."""
-        first = [(one.cause, one.rank) for one in self.found.found[:number]]
-        return all((one.cause, one.rank) in first for one in self.injections)
+        first = [*zip(self.found.causes, self.found.ranks, strict=True)][:number]
+        wanted = [(one.cause, -1 if one.rank is None else one.rank) for one in self.injections]
+        return all(each in first for each in wanted)
 
     def __str__(self) -> str:
         done = " and ".join(
             f"{one.cause} of {one.severity:.2f} on {one.rank} from {one.onset:.2f} on"
             for one in self.injections
         )
-        said = ", ".join(f"{one.cause} on {one.rank}" for one in self.found.found)
+        both = zip(self.found.causes, self.found.ranks, strict=True)
+        said = ", ".join(f"{cause} on {rank}" for cause, rank in both)
         return f"{self.name}: {done or 'left alone'}; said: {said or self.found.no_verdict}"
 
 
@@ -106,7 +109,7 @@ def judged(
         [one for one in single if one.names_all_in_first(2)],
         single,
     )
-    quiet = [one for one in alone if not one.found.found]
+    quiet = [one for one in alone if not one.found.causes]
     yield _row(f"{where}: nothing is named in runs that are left alone", 0.98, quiet, alone)
     yield _row(
         f"{where}: two at once, both among the first three",

@@ -28,7 +28,8 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks._common import Row, environment, main, progress
 from benchmarks._network_lab import no_lab
 from benchmarks._played import diagnoses
-from evenstep._diagnosis import Cause, Diagnosis
+from evenstep._diagnosis import Cause
+from evenstep.events import WaitingDiagnosed
 from evenstep.lab import Host, Lab
 
 MBIT = 200.0
@@ -67,7 +68,9 @@ def train(kind: str, slow: int, mbit: float, seconds: float) -> None:
     dist.destroy_process_group()
 
 
-def run(kind: str, world_size: int, slow: list[int], mbit: float, seconds: float) -> Diagnosis:
+def run(
+    kind: str, world_size: int, slow: list[int], mbit: float, seconds: float
+) -> WaitingDiagnosed:
     """Return what the watch said of a run at its end."""
     rates = [[MBIT, MBIT] for _ in range(world_size)]
     if kind in ("egress", "two"):
@@ -84,14 +87,14 @@ def run(kind: str, world_size: int, slow: list[int], mbit: float, seconds: float
         return diagnoses(Path(folder) / "events.jsonl")[-1]
 
 
-def named(found: Diagnosis, world_size: int) -> list[tuple[str, int, int]]:
+def named(found: WaitingDiagnosed, world_size: int) -> list[tuple[str, int, int]]:
     """Return the kind of each link that was named, whose it is, and its sender around the ring."""
     said = []
-    for one in found.found:
-        if one.cause is Cause.NETWORK and one.rank is not None:
-            kind = next(kind for kind, words in KINDS.items() if words in one.evidence)
+    for cause, rank, evidence in zip(found.causes, found.ranks, found.evidence, strict=True):
+        if cause == Cause.NETWORK and rank >= 0:
+            kind = next(kind for kind, words in KINDS.items() if words in evidence)
             is_receiver = kind in ("ingress", "reader")
-            said.append((kind, one.rank, (one.rank + is_receiver) % world_size))
+            said.append((kind, rank, (rank + is_receiver) % world_size))
     return said
 
 

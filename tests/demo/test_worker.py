@@ -21,7 +21,7 @@ class Clock:
     def __init__(self):
         self.now_s = 0.0
 
-    def __call__(self):
+    def monotonic(self):
         self.now_s += 1e-3
         return self.now_s
 
@@ -29,20 +29,21 @@ class Clock:
         self.now_s += seconds
 
 
-def gradients(seconds_per_sample):
+def gradients(monkeypatch, seconds_per_sample):
     """The gradients of a step with five samples, how long it took, and how often it was late."""
     torch.manual_seed(0)
     clock = Clock()
-    gpt, tokens = GPT(now=clock, sleep=clock.sleep), torch.randint(0, 256, (5, 9))
+    monkeypatch.setattr("evenstep.demo._worker.time", clock)
+    gpt, tokens = GPT(), torch.randint(0, 256, (5, 9))
     gpt.seconds_per_sample = seconds_per_sample
     loss_of(gpt, tokens).backward()
     return [parameter.grad for parameter in gpt.parameters()], clock.now_s, gpt.num_late
 
 
-def test_a_step_lasts_as_long_as_its_samples_ask():
+def test_a_step_lasts_as_long_as_its_samples_ask(monkeypatch):
     """Five samples at 40 ms; the gradient is bit for bit that of a worker that only computes."""
-    emulated, took_s, num_late = gradients(0.04)
-    real, _, was_late = gradients(1e-9)
+    emulated, took_s, num_late = gradients(monkeypatch, 0.04)
+    real, _, was_late = gradients(monkeypatch, 1e-9)
 
     assert 0.2 <= took_s < 0.21
     assert (num_late, was_late) == (0, 1)  # what did not fit is counted

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from evenstep._diagnosis import Diagnoser, Phase
+from evenstep._diagnosis import Cause, Diagnoser, Phase
 
 BASE = {"FORWARD": 30_000, "BACKWARD": 60_000, "OPTIMIZER": 5_000, "INPUT": 2_000, "REST": 1_000}
 LATE = ("OPTIMIZER", "EVALUATION", "CHECKPOINT", "REST", "INPUT")
@@ -46,4 +46,6 @@ def shown(found, *, clues=None, ask_every=None, **settings):
 
 
 def names(found):
-    return [(one.cause, one.rank) for one in found.found]
+    """Causes with their ranks; None of those that are no rank's."""
+    both = zip(found.causes, found.ranks, strict=True)
+    return [(Cause(cause), None if rank < 0 else rank) for cause, rank in both]

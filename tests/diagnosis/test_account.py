@@ -162,7 +162,7 @@ def test_of_two_slow_ranks_both_are_named_if_they_became_slow_one_after_the_othe
     )
 
     assert names(told) == [(Cause.SLOW_WORKER, 1), (Cause.SLOW_WORKER, 0)]
-    assert "times as long as was usual before" in told.found[1].evidence
+    assert "times as long as was usual before" in told.evidence[1]
 
 
 @pytest.mark.parametrize("before", [0, 90_000], ids=["larger inputs", "samples of a slow rank"])
@@ -192,10 +192,11 @@ def test_how_much_longer_a_rank_computes_is_said_where_it_is_little():
     """Five percent of it, on the rank that waits for input besides."""
     small, disk = {"FORWARD": 1_500, "BACKWARD": 3_000}, {"INPUT": 45_000}
     found = steps(60, 4, late=lambda step, rank: small | disk if rank == 2 else {})
-    (_, slow) = shown(found).diagnose(whole_run=True).found
+    told = shown(found).diagnose(whole_run=True)
 
-    assert (slow.cause, slow.rank) == (Cause.SLOW_WORKER, 2)
-    assert re.match(r"it computes [4-6](\.\d)? % longer than the others, throughout", slow.evidence)
+    assert names(told)[1:] == [(Cause.SLOW_WORKER, 2)]
+    words = r"it computes [4-6](\.\d)? % longer than the others, throughout"
+    assert re.match(words, told.evidence[1])
 
 
 @pytest.mark.parametrize("world_size", [1, 2, 3])

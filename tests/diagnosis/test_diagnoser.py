@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks._recorded_runs import drawn, feed
-from evenstep._diagnosis import Cause, Diagnoser, HostClues, Phase, StepClues, diagnosed
+from evenstep._diagnosis import Cause, Diagnoser, HostClues, Phase, StepClues
 from evenstep.events import to_record
 
 from .runs import names, shown, steps
@@ -23,8 +23,8 @@ def test_a_cause_is_named_first_with_its_rank(cause, seed):
     found = feed(run).diagnose()
 
     assert names(found)[0] == (cause, injected.rank)
-    assert found.found[0].evidence
-    assert found.found[0].remedy
+    assert found.evidence[0]
+    assert found.remedy[0]
     assert found.no_verdict == ""
 
 
@@ -33,7 +33,7 @@ def test_nothing_is_named_where_ranks_differ_by_chance(seed):
     """And it says why."""
     found = feed(drawn(seed, [])).diagnose()
 
-    assert found.found == ()
+    assert found.causes == ()
     assert "wait for others in" in found.no_verdict
 
 
@@ -46,7 +46,7 @@ def test_a_few_long_steps_are_not_called_small_differences(every):
 
     found = shown(steps(210, 3, late=late)).diagnose(whole_run=True)
 
-    assert found.found == ()
+    assert found.causes == ()
     assert "mostly for rank 0: the optimizer, an evaluation or the rest" in found.no_verdict
     assert f"in about {210 // every} of 207 steps" in found.no_verdict
 
@@ -62,7 +62,7 @@ def test_few_ranks_that_are_faster_are_not_called_small_differences(fast, world_
 
     found = shown(steps(100, world_size, late=late)).diagnose()
 
-    assert found.found == ()
+    assert found.causes == ()
     assert found.waiting_share > 0.1
     assert named in found.no_verdict
 
@@ -77,7 +77,7 @@ def test_the_waiting_share_is_what_ranks_truly_wait(whole_run):
     assert found.explained_share == pytest.approx(1.0, abs=0.01)
     assert found.step_s == pytest.approx(0.140, rel=0.01)
     assert names(found) == [(Cause.SLOW_BACKWARD, 1)]
-    assert found.found[0].lost_share == pytest.approx(20 / 140, abs=0.01)
+    assert found.lost_share[0] == pytest.approx(20 / 140, abs=0.01)
 
 
 def test_a_rank_that_hides_behind_another_one_gets_its_part():
@@ -89,7 +89,7 @@ def test_a_rank_that_hides_behind_another_one_gets_its_part():
     found = shown(steps(100, 4, late=late)).diagnose()
 
     assert names(found) == [(Cause.INPUT, 1), (Cause.LOGGING, 2)]
-    first, second = (one.lost_share for one in found.found)
+    first, second = found.lost_share
     assert first / second == pytest.approx(2.0, rel=0.1)  # 20 + 20 to 20
     assert first + second == pytest.approx(0.75 * 60 / 160, abs=0.01)
 
@@ -106,7 +106,7 @@ def test_what_a_wait_before_the_input_has_levelled_is_not_counted_again():
 
     assert told.explained_share == pytest.approx(1.0, abs=0.05)
     assert sorted(names(told)) == [(Cause.CHECKPOINT, 0), (Cause.INPUT, 1)]
-    assert [one.lost_share for one in told.found] == pytest.approx([25 / 200] * 2, abs=0.01)
+    assert told.lost_share == pytest.approx([25 / 200] * 2, abs=0.01)
 
 
 def test_waiting_that_no_own_time_explains_leaves_no_verdict():
@@ -118,7 +118,7 @@ def test_waiting_that_no_own_time_explains_leaves_no_verdict():
 
     assert told.waiting_share > 0.2
     assert told.explained_share < 0.8
-    assert told.found == ()
+    assert told.causes == ()
     assert "not 80 %" in told.no_verdict
 
 
@@ -152,10 +152,10 @@ def test_of_an_exchange_of_less_than_a_millisecond_nothing_is_said_to_have_grown
     """It would read "0 ms a step in place of 0 ms"."""
     longer = grown(steps(60, 3, exchange=3_000), 9_000)
     short = [[[us // 40 for us in row] for row in rows] for rows in longer]
-    (found,) = shown(short).diagnose().found
+    found = shown(short).diagnose()
 
-    assert found.cause is Cause.NETWORK
-    assert "longer" not in found.evidence
+    assert names(found) == [(Cause.NETWORK, None)]
+    assert "longer" not in found.evidence[0]
 
 
 def test_an_exchange_that_became_longer_is_named_sooner():
@@ -163,7 +163,7 @@ def test_an_exchange_that_became_longer_is_named_sooner():
     found = shown(grown(steps(60, 3, exchange=3_000), 9_000)).diagnose()
 
     assert names(found) == [(Cause.NETWORK, None)]
-    assert "it has become longer, 12 ms a step in place of 3" in found.found[0].evidence
+    assert "it has become longer, 12 ms a step in place of 3" in found.evidence[0]
     for other in (
         grown(steps(60, 3, exchange=3_000), 5_000),
         grown(steps(60, 3, exchange=12_000), -9_000),  # it became shorter
@@ -200,15 +200,15 @@ def test_a_quota_and_the_want_of_a_core_are_told_apart_by_the_machine():
         for second in range(10):
             diagnoser.add_host(0, HostClues(second, 1.0))
             diagnoser.add_host(1, HostClues(second, 1.0, **{field: amount}))
-        (found,) = diagnoser.diagnose().found
+        found = diagnoser.diagnose()
 
-        assert (found.cause, found.rank) == (cause, 1)
-        assert word in found.evidence
+        assert names(found) == [(cause, 1)]
+        assert word in found.evidence[0]
 
     several = shown(slow)
     for second in range(10):  # eight threads, of which two are held back at a time
         several.add_host(1, HostClues(second, 1.0, cpu_s=6.0, throttled_s=2.0))
-    assert "holds it back for 25 % of the time" in several.diagnose().found[0].evidence
+    assert "holds it back for 25 % of the time" in several.diagnose().evidence[0]
 
 
 def test_sizes_that_differ_on_purpose_are_no_lengths():
@@ -232,10 +232,10 @@ def test_the_remedy_for_lengths_is_the_argument_that_the_balancer_has():
         steps(100, 2, late=lambda step, rank: {"FORWARD": 1_000 * sizes[step][rank]}),
         clues=[[StepClues(size=size) for size in both] for both in sizes].__getitem__,
     )
-    (lengths,) = late.diagnose().found
+    found = late.diagnose()
 
-    assert lengths.cause is Cause.LENGTHS
-    assert "`Balancer(cost=...)`" in lengths.remedy
+    assert names(found)[0][0] is Cause.LENGTHS
+    assert "`Balancer(cost=...)`" in found.remedy[0]
 
 
 def test_how_often_it_is_asked_changes_nothing():
@@ -245,7 +245,7 @@ def test_how_often_it_is_asked_changes_nothing():
 
     assert names(once) == names(often) == [(Cause.INPUT, 2)]
     assert once.num_steps == often.num_steps == 87
-    assert once.found[0].lost_share == pytest.approx(often.found[0].lost_share, rel=1e-9)
+    assert once.lost_share[0] == pytest.approx(often.lost_share[0], rel=1e-9)
 
 
 def test_ranks_by_other_numbers_have_the_same_causes():
@@ -267,7 +267,7 @@ def test_what_is_over_leaves_the_window_and_stays_in_the_run():
     found = steps(900, 2, late=lambda step, rank: {"INPUT": 50_000 * rank * (step < 300)})
     diagnoser = shown(found, ask_every=10, window_s=30.0)
 
-    assert diagnoser.diagnose().found == ()
+    assert diagnoser.diagnose().causes == ()
     assert names(diagnoser.diagnose(whole_run=True)) == [(Cause.INPUT, 1)]
 
 
@@ -335,21 +335,17 @@ def test_whatever_is_measured_shares_stay_shares(world_size, num_steps, data):
         spent_us = [data.draw(TIMES) for _ in range(world_size)]
         diagnoser.add(step, spent_us, [data.draw(CLUES) for _ in range(world_size)])
     found = diagnoser.diagnose(whole_run=data.draw(st.booleans()))
-    shares = [found.waiting_share, found.explained_share, *[one.lost_share for one in found.found]]
+    shares = [found.waiting_share, found.explained_share, *found.lost_share]
 
     assert all(0.0 <= share <= 1.0 for share in shares)
-    assert bool(found.found) != bool(found.no_verdict)
-    assert to_record(diagnosed(found))["step"] == num_steps - 1
+    assert bool(found.causes) != bool(found.no_verdict)
+    assert to_record(found)["step"] == num_steps - 1
 
 
-def test_the_event_says_what_was_found():
-    """In columns, as files and sinks want it; -1 where no rank has the cause."""
+def test_a_cause_without_a_rank_has_none_in_the_event():
+    """-1 stands for it, as files and sinks want it."""
     late = shown(steps(60, 2, late=lambda step, rank: {"INPUT": 50_000 * rank}, exchange=40_000))
-    found = late.diagnose()
-    event = diagnosed(found)
+    event = late.diagnose()
 
-    assert event.causes == ("network", "input")
-    assert event.ranks == (-1, 1)
-    assert event.lost_share == tuple(one.lost_share for one in found.found)
-    assert event.evidence == tuple(one.evidence for one in found.found)
+    assert (event.causes, event.ranks) == (("network", "input"), (-1, 1))
     assert (event.step, event.num_steps, event.no_verdict) == (59, 57, "")

@@ -7,15 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from evenstep._diagnosis import (
-    Cause,
-    HostClues,
-    LinkBooks,
-    LinkClues,
-    LinkFault,
-    LinkLoads,
-    slow_links,
-)
+from evenstep._diagnosis import Cause, HostClues, LinkClues
+from evenstep._diagnosis._slow_links import LinkBooks, LinkFault, LinkLoads, slow_links
 
 from .runs import names, shown, steps
 
@@ -240,30 +233,30 @@ def test_the_network_has_the_rank_of_the_slow_link():
     """With rates, and what all lose by it; and none where all links are alike, or none is seen."""
     slow = diagnosed_with([3.0, 3.2, 9.0, 4.0], exchange=60_000)
     assert names(slow) == [(Cause.NETWORK, 2)]
-    evidence = slow.found[0].evidence
+    evidence = slow.evidence[0]
     assert "its link to rank 1 carries 53.3 Mbit/s where others carry 120 to 160" in evidence
     assert "all ranks wait together for the exchange" in evidence
 
     alike = diagnosed_with([3.0, 3.2, 3.1, 3.0], exchange=60_000)
     assert names(alike) == [(Cause.NETWORK, None)]
-    assert "no link is much slower than the others: 150 to 160 Mbit/s" in alike.found[0].evidence
+    assert "no link is much slower than the others: 150 to 160 Mbit/s" in alike.evidence[0]
     unseen = diagnosed_with([], exchange=60_000)
-    assert "no TCP connections between hosts are seen" in unseen.found[0].evidence
+    assert "no TCP connections between hosts are seen" in unseen.evidence[0]
 
     assert names(diagnosed_with([3.0, 3.2, 9.0, 4.0], exchange=5_000)) == []
 
 
 def test_the_second_link_costs_what_it_would_alone():
     """It hides behind the first, and is as much faster."""
-    found = diagnosed_with([9.0, 3.0, 7.5, 3.0], exchange=60_000).found
+    found = diagnosed_with([9.0, 3.0, 7.5, 3.0], exchange=60_000)
 
-    assert [(one.cause, one.rank) for one in found] == [(Cause.NETWORK, 0), (Cause.NETWORK, 2)]
-    assert found[1].lost_share == pytest.approx(found[0].lost_share * 7.5 / 9)
+    assert names(found) == [(Cause.NETWORK, 0), (Cause.NETWORK, 2)]
+    assert found.lost_share[1] == pytest.approx(found.lost_share[0] * 7.5 / 9)
 
 
 def test_what_shares_of_the_links_would_bring_is_said_of_a_slow_way():
     """An exchange around a ring of four takes 3/2 of what is possible."""
     found = diagnosed_with([3.0, 3.2, 9.0, 6.0], exchange=60_000)
 
-    assert found.found[0].evidence.startswith("it sends at 53.3 Mbit/s where others send at")
-    assert "`Balancer(network=Network())` may shorten the exchange to 67 %" in found.found[0].remedy
+    assert found.evidence[0].startswith("it sends at 53.3 Mbit/s where others send at")
+    assert "`Balancer(network=Network())` may shorten the exchange to 67 %" in found.remedy[0]

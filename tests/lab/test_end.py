@@ -6,12 +6,13 @@ import signal
 import socket
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from evenstep.lab import Host, Lab, clean
-from evenstep.lab._built import State, read_states, start_of
+from evenstep.lab._built import Built, read_states, start_of
 from evenstep.lab._cpu_groups import find_cpu_groups, members_file
 from evenstep.lab._links import Namespace
 
@@ -67,7 +68,7 @@ def test_an_error_in_the_middle_leaves_nothing():
 
     def fail():
         with Lab([Host()]) as lab:
-            start_stray(lab, leave="" if cpu is None else str(members_file(cpu.root)))
+            start_stray(lab, leave="" if cpu is None else str(members_file(cpu)))
             seen.append(lab.run_id)
             raise ZeroDivisionError
 
@@ -191,31 +192,31 @@ def test_a_killed_lab_is_cleaned_up_and_others_are_not(tmp_path):
         group.parent.is_dir() and group.rmdir()
 
 
-def state_of(**changes):
+def state_of(run, **changes):
     """A lab of this very process, whose groups are where none can be."""
     fields = {"run_id": "0a1b2c3d", "pid": os.getpid(), "started": start_of(os.getpid())}
-    return State(**{**fields, "num_hosts": 2, "group_root": None, **changes})
+    return Built(**{**fields, "num_hosts": 2, "group_root": None, "run": run, **changes})
 
 
 def test_a_state_is_read_as_it_was_written(tmp_path):
     """By a process that was not there when the lab was made."""
     run = tmp_path / "evenstep-lab"
-    state = state_of(group_root="/sys/fs/cgroup/cpu")
-    state.write(run)
+    state = state_of(run, group_root="/sys/fs/cgroup/cpu")
+    state.write()
 
     assert read_states(run) == [state]
     assert [file.name for file in run.iterdir()] == ["0a1b2c3d.json"]
     assert state.group(1).name == "evenstep-lab-0a1b2c3d-h1"
-    state.forget(run)
+    state.remove()
     assert read_states(run) == []
 
 
-def test_a_process_is_told_from_a_later_one_of_its_number():
+def test_a_process_is_told_from_a_later_one_of_its_number(tmp_path):
     """By when it began; one that ended is gone, whether somebody asked for its code or not."""
     process = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    state = state_of(pid=process.pid, started=start_of(process.pid))
+    state = state_of(tmp_path, pid=process.pid, started=start_of(process.pid))
     assert state.is_running()
-    assert not state_of(pid=process.pid, started=state.started - 1).is_running()
+    assert not replace(state, started=state.started - 1).is_running()
     process.stdin.close()
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)  # ended, and nobody has asked yet
 
@@ -227,12 +228,12 @@ def test_a_process_is_told_from_a_later_one_of_its_number():
 def test_a_running_lab_is_left_alone(tmp_path):
     """Its process is there."""
     run = tmp_path / "evenstep-lab"
-    state_of().write(run)
+    state_of(run).write()
     (found,) = clean(run)
 
     assert found.is_running
     assert found.pid == os.getpid()
-    assert read_states(run) == [state_of()]
+    assert read_states(run) == [state_of(run)]
 
 
 def test_what_a_lab_got_to_is_removed(tmp_path):
@@ -240,10 +241,10 @@ def test_what_a_lab_got_to_is_removed(tmp_path):
     run, groups = tmp_path / "evenstep-lab", tmp_path / "cpu"
     for name in ("evenstep-lab-0a1b2c3d-h0", "evenstep-lab-ffffffff-h0", "evenstep-lab"):
         (groups / name).mkdir(parents=True)
-    state = state_of(started=0, group_root=str(groups))
-    state.write(run)
-    state.folder(run).mkdir()
-    (state.folder(run) / "h0").touch()  # made, but nothing mounted on it
+    state = state_of(run, started=0, group_root=str(groups))
+    state.write()
+    state.folder.mkdir()
+    (state.folder / "h0").touch()  # made, but nothing mounted on it
     (found,) = clean(run)
 
     assert (found.is_running, found.num_killed, found.num_hosts) == (False, 0, 2)

@@ -8,19 +8,11 @@ from unittest.mock import Mock
 
 import pytest
 
-from evenstep.lab import Host, Lab, LabUnavailable
-from evenstep.lab._cpu_groups import (
-    CpuGroupsV1,
-    CpuGroupsV2,
-    find_cpu_groups,
-    members,
-    remove_group,
-)
-from evenstep.lab._host import Machine, Rate, check_cores, check_machine, check_torch
+from evenstep.lab import Change, Host, Lab, LabUnavailable, Trace
+from evenstep.lab._cpu_groups import find_cpu_groups, make_group, members, remove_group, set_cpus
+from evenstep.lab._host import Rate, check_cores, check_machine
 from evenstep.lab._links import Namespace, set_rate
 from tests.form.test_surface import run
-
-ALL = frozenset({"pyroute2", "torch"})
 
 
 def test_one_rate_stands_for_both_ways():
@@ -83,19 +75,22 @@ def test_a_lab_is_there_within_its_with(ask):
 
 
 @pytest.mark.parametrize(
-    ("machine", "words"),
+    ("system", "user", "packages", "words"),
     [
-        (Machine("Darwin", False, ALL, 8), "this is Darwin. Run it on Linux"),
-        (Machine("Windows", False, ALL, 8), "this is Windows. Run it on Linux"),
-        (Machine("", False, ALL, 8), "an unknown system"),
-        (Machine("Linux", False, ALL, 8), "takes root. Run it with `sudo`"),
-        (Machine("Linux", True, frozenset(), 8), r"pip install .*\[lab\]"),
+        ("Darwin", 0, True, "this is Darwin. Run it on Linux"),
+        ("Windows", 0, True, "this is Windows. Run it on Linux"),
+        ("", 0, True, "an unknown system"),
+        ("Linux", 1000, True, "takes root. Run it with `sudo`"),
+        ("Linux", 0, None, r"pip install .*\[lab\]"),
     ],
 )
-def test_where_no_lab_can_be_made_the_remedy_is_said(machine, words):
+def test_where_no_lab_can_be_made_the_remedy_is_said(monkeypatch, system, user, packages, words):
     """Another system, another user, a missing package."""
+    monkeypatch.setattr("platform.system", lambda: system)
+    monkeypatch.setattr("os.geteuid", lambda: user)
+    monkeypatch.setattr("evenstep.lab._host.find_spec", lambda name: packages)
     with pytest.raises(LabUnavailable, match=words):
-        check_machine(machine)
+        check_machine()
 
 
 def test_a_kernel_without_a_token_bucket_is_explained(monkeypatch):
@@ -109,27 +104,38 @@ def test_a_kernel_without_a_token_bucket_is_explained(monkeypatch):
         set_rate(Namespace(Path("none")), "eth0", 5.0)
 
 
-def test_control_groups_that_are_read_only_are_needed_for_quotas_alone(monkeypatch):
-    """As those of most containers are. Links do without."""
-    made = []
-    groups = CpuGroupsV2(Path("groups"))
-    monkeypatch.setattr("evenstep.lab._lab.check_machine", lambda _: None)
-    monkeypatch.setattr("evenstep.lab._lab.find_cpu_groups", lambda _: groups)
+@pytest.fixture
+def imagined(monkeypatch):
+    """A machine on which labs are made of nothing, and have no groups that can be written to."""
+    built = Mock()
+    monkeypatch.setattr("evenstep.lab._lab.check_machine", lambda: None)
+    monkeypatch.setattr("evenstep.lab._lab.find_cpu_groups", lambda _: Path("groups"))
     monkeypatch.setattr("evenstep.lab._lab.os.access", lambda *_: False)
-    monkeypatch.setattr("evenstep.lab._lab.Built", lambda *_, **kept: made.append(kept) or Mock())
+    monkeypatch.setattr("evenstep.lab._lab.described", built)
+    return built
+
+
+def test_control_groups_that_are_read_only_are_needed_for_quotas_alone(imagined):
+    """As those of most containers are. Links do without."""
     with Lab([Host(mbit=5)]):
-        assert made == [{"groups": None, "delay_ms": 0.0}]
+        imagined.assert_called_once_with(1, None)
     with pytest.raises(LabUnavailable, match="can be written to"), Lab([Host(cpus=0.5)]):
         pytest.fail("made all the same")
 
 
-def test_torchrun_needs_torch():
-    """The rest of a lab does not."""
-    machine = Machine("Linux", True, frozenset({"pyroute2"}), 8)
-    check_machine(machine)
+@pytest.mark.usefixtures("imagined")
+def test_a_trace_names_hosts_that_are_there():
+    """Refused before anything changes."""
+    with Lab([Host()] * 3) as lab, pytest.raises(ValueError, match=r"below 3, .* got 3"):
+        lab.play(Trace([Change(0, 3, mbit=5)]))
 
-    with pytest.raises(LabUnavailable, match=r"pip install .*\[torch\]"):
-        check_torch(machine)
+
+@pytest.mark.usefixtures("imagined")
+def test_torchrun_needs_torch(monkeypatch):
+    """The rest of a lab does not."""
+    monkeypatch.setattr("evenstep.lab._lab.find_spec", lambda name: None)
+    with Lab([Host()]) as lab, pytest.raises(LabUnavailable, match=r"pip install .*\[torch\]"):
+        lab.torchrun(["script.py"])
 
 
 def test_importing_the_lab_loads_neither_torch_nor_pyroute2():
@@ -163,21 +169,17 @@ def test_the_first_version_is_found_where_the_cpu_is_mounted():
         mounted("/sys/fs/cgroup/cpuset", "cgroup", "rw,cpuset"),
         mounted("/sys/fs/cgroup/cpu,cpuacct", "cgroup", "rw,cpu,cpuacct"),
     ]
-    found = find_cpu_groups("\n".join(lines))
-
-    assert isinstance(found, CpuGroupsV1)
-    assert found.root == Path("/sys/fs/cgroup/cpu,cpuacct")
+    assert find_cpu_groups("\n".join(lines)) == Path("/sys/fs/cgroup/cpu,cpuacct")
     assert find_cpu_groups("\n".join(lines[:2])) is None
 
 
 def test_the_second_version_counts_if_it_has_the_cpu(second):
     """On a machine with both, only one of them has it."""
     line = mounted(second, "cgroup2")
-    assert isinstance(find_cpu_groups(line), CpuGroupsV2)
-    assert find_cpu_groups(line).root == second
+    assert find_cpu_groups(line) == second
 
     first = mounted("/sys/fs/cgroup/cpu", "cgroup", "rw,cpu")
-    assert isinstance(find_cpu_groups(f"{line}\n{first}"), CpuGroupsV1)
+    assert find_cpu_groups(f"{line}\n{first}") == Path("/sys/fs/cgroup/cpu")
     (second / "cgroup.controllers").write_text("io memory\n")
     assert find_cpu_groups(line) is None
 
@@ -186,38 +188,34 @@ def test_a_mount_with_a_blank_is_read():
     """mountinfo writes it as a number."""
     found = find_cpu_groups(mounted("/mnt/two\\040words", "cgroup", "rw,cpu"))
 
-    assert found.root == Path("/mnt/two words")
+    assert found == Path("/mnt/two words")
 
 
 def test_quotas_of_the_first_version(tmp_path):
     """Microseconds in each period of 10 ms; -1 is none."""
-    groups = CpuGroupsV1(tmp_path)
-    groups.make("evenstep-lab-x-h0")
-    group = tmp_path / "evenstep-lab-x-h0"
+    make_group(group := tmp_path / "evenstep-lab-x-h0")
 
     assert (group / "cpu.cfs_period_us").read_text() == "10000"
     for cpus, written in ((0.25, "2500"), (1.5, "15000"), (None, "-1")):
-        groups.set_cpus("evenstep-lab-x-h0", cpus)
+        set_cpus(group, cpus)
         assert (group / "cpu.cfs_quota_us").read_text() == written
 
 
 def test_quotas_of_the_second_version(second):
     """Quota and period in one file; max is none."""
-    groups = CpuGroupsV2(second)
-    groups.make("evenstep-lab-x-h0")
+    make_group(group := second / "evenstep-lab-x-h0")
 
     for cpus, written in ((0.25, "2500 10000"), (1.5, "15000 10000"), (None, "max 10000")):
-        groups.set_cpus("evenstep-lab-x-h0", cpus)
-        assert (second / "evenstep-lab-x-h0" / "cpu.max").read_text() == written
+        set_cpus(group, cpus)
+        assert (group / "cpu.max").read_text() == written
     assert (second / "cgroup.subtree_control").read_text() == "cpu memory\n"  # it was on already
 
 
 def test_the_second_version_is_told_to_pass_the_cpu_on(second):
     """Where it was not done before: a group without it has no quota."""
     (second / "cgroup.subtree_control").write_text("memory\n")
-    groups = CpuGroupsV2(second)
-    groups.make("evenstep-lab-x-h0")
-    groups.set_cpus("evenstep-lab-x-h0", 0.5)
+    make_group(group := second / "evenstep-lab-x-h0")
+    set_cpus(group, 0.5)
 
     assert (second / "cgroup.subtree_control").read_text() == "+cpu"
 
@@ -225,11 +223,10 @@ def test_the_second_version_is_told_to_pass_the_cpu_on(second):
 def test_a_machine_that_does_not_pass_the_cpu_on_is_explained(second):
     """As in a container: what would help is said, to those who ask for a quota."""
     (second / "cgroup.subtree_control").unlink()
-    groups = CpuGroupsV2(second)
-    groups.make("evenstep-lab-x-h0")
-    groups.set_cpus("evenstep-lab-x-h0", None)
+    make_group(group := second / "evenstep-lab-x-h0")
+    set_cpus(group, None)
     with pytest.raises(LabUnavailable, match="Run on the machine itself"):
-        groups.set_cpus("evenstep-lab-x-h0", 0.5)
+        set_cpus(group, 0.5)
 
 
 def test_a_group_goes_with_its_members(tmp_path):

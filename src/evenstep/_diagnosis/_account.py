@@ -10,7 +10,7 @@ from typing import NamedTuple, final
 import numpy as np
 
 from .._types import FloatArray
-from ..events import StepsAccounted, WaitingDiagnosed
+from ..events import StepsAccounted
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,67 +157,6 @@ class Cause(StrEnum):
     """The slowest rank changes from step to step, and nothing that is measured says why."""
     COMPILATION = "compilation"
     MEMORY = "memory pressure"
-
-
-@dataclass(frozen=True, slots=True)
-class FoundCause:
-    """One cause, and what it costs.
-
-    Attributes:
-        cause: what it is.
-        rank: whose; None where it is no rank's in particular.
-        lost_share: part of all ranks' time that others lose by it, in [0, 1]: they wait, or would
-            if no slower rank hid this one. Of a cause without a rank: part of all ranks' time.
-        evidence: what was measured that says so, one line.
-        remedy: what to do, one line.
-    """
-
-    cause: Cause
-    rank: int | None
-    lost_share: float
-    evidence: str
-    remedy: str
-
-
-@dataclass(frozen=True, slots=True)
-class Diagnosis:
-    """Who waits for whom, and why.
-
-    Attributes:
-        step: the newest step that was looked at.
-        num_steps: how many were.
-        step_s: seconds of one, in the mean.
-        waiting_share: part of all ranks' time that is waiting for others, in [0, 1].
-        explained_share: part of the waiting that the causes explain, in [0, 1].
-        found: the costliest first; empty where too little is explained, or little is lost.
-        no_verdict: why there is no cause, in words; empty where there are some.
-    """
-
-    step: int
-    num_steps: int
-    step_s: float
-    waiting_share: float
-    explained_share: float
-    found: tuple[FoundCause, ...]
-    no_verdict: str = ""
-
-
-def diagnosed(found: Diagnosis) -> WaitingDiagnosed:
-    """Return the event that reports ``found``."""
-    causes = found.found
-    return WaitingDiagnosed(
-        step=found.step,
-        num_steps=found.num_steps,
-        step_s=found.step_s,
-        waiting_share=found.waiting_share,
-        explained_share=found.explained_share,
-        causes=tuple(str(one.cause) for one in causes),
-        ranks=tuple(-1 if one.rank is None else one.rank for one in causes),
-        lost_share=tuple(one.lost_share for one in causes),
-        evidence=tuple(one.evidence for one in causes),
-        remedy=tuple(one.remedy for one in causes),
-        no_verdict=found.no_verdict,
-    )
 
 
 _MOST_OPEN = 1024  # steps: ranks hold their reports back for a moment, and a device may be late

@@ -137,29 +137,21 @@ class FrontierSums:
         )
 
 
-class Frontier(NamedTuple):
-    """The sums over some steps, and what develops in time: a value for each of them.
-
-    Attributes:
-        sums: of the steps.
-        slower: own computing above the others', as a part of theirs, ``(num_steps, world_size)``.
-        stages: own forward and backward in microseconds a step, ``(num_steps, world_size, 2)``.
-        exposed_us: communication of a step that is not hidden, ``(num_steps,)``.
-    """
-
-    sums: FrontierSums
-    slower: FloatArray
-    stages: FloatArray
-    exposed_us: FloatArray
-
-
-def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
+def frontier(
+    steps: RankSteps, us_per_size: FloatArray
+) -> tuple[FrontierSums, FloatArray, FloatArray, FloatArray]:
     """Return what the ranks' times above the others' cost in these steps.
 
     Args:
         steps: at least two.
         us_per_size: microseconds of computing per unit of ``size``, ``(world_size,)``; 0 where a
             size explains nothing.
+
+    Returns:
+        The sums over the steps, and what develops in time, a value for each of them: own computing
+        above the others', as a part of theirs, ``(num_steps, world_size)``; own forward and
+        backward in microseconds a step, ``(num_steps, world_size, 2)``; and communication of a step
+        that is not hidden, in microseconds, ``(num_steps,)``.
     """
     count = steps.counts[1:]
     own, direct = _without_clues(steps)
@@ -200,7 +192,7 @@ def frontier(steps: RankSteps, us_per_size: FloatArray) -> Frontier:
     )
     slower = stage_above.sum(axis=2) / np.maximum(computing, 1e-9)
     exposed_us = shortest[1:].sum(axis=(1, 2)) / count
-    return Frontier(sums, slower, stages / count[:, None, None], exposed_us)
+    return sums, slower, stages / count[:, None, None], exposed_us
 
 
 def _without_clues(steps: RankSteps) -> tuple[FloatArray, list[FloatArray]]:

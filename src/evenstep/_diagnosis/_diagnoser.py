@@ -8,7 +8,8 @@ from typing import final
 import numpy as np
 
 from .._types import FloatArray
-from ._account import Diagnosis, HostClues, Machines, Phase, StepClues
+from ..events import WaitingDiagnosed
+from ._account import HostClues, Machines, Phase, StepClues
 from ._critical_path import FrontierSums, RankSteps, frontier
 from ._slow_links import LinkBooks
 from ._trend import Course, levels_of
@@ -133,7 +134,7 @@ class Diagnoser:
         self._machines.add(rank, clues)
         self._links.add(rank, clues)
 
-    def diagnose(self, *, whole_run: bool = False) -> Diagnosis:
+    def diagnose(self, *, whole_run: bool = False) -> WaitingDiagnosed:
         """Return who the others wait for, and why, in the newest seconds or in the whole run."""
         self._sum_up()
         sums = self._run if whole_run else self._older + self._newer
@@ -143,8 +144,8 @@ class Diagnoser:
             step=self._step,
             rates=self._machines.rates(whole_run=whole_run),
             links=self._links.links(whole_run=whole_run),
-            course_of=self._course.shape,
-            exchange=self._exchange.jump,
+            course_of=self._course.cause,
+            exchange_us=self._exchange.jump(),
             levels=levels_of(
                 rows.reshape(len(rows), self._world_size, 2),
                 num_newest,

@@ -8,12 +8,12 @@ when nothing else disturbs it.
 
 from __future__ import annotations
 
-from enum import StrEnum
 from typing import NamedTuple, final
 
 import numpy as np
 
 from .._types import FloatArray
+from ._account import Cause
 from ._critical_path import dealt, usual_of
 
 _MOST_ROWS = 512  # that are kept of a run; of a longer one, each is the mean of several steps
@@ -23,14 +23,6 @@ _FEWEST = 12  # steps in which a course can be recognized
 _LOW = 0.3  # of the high level: at most so much when it goes
 _MOST_ROUNDS = 8  # of finding two levels, and then where each is
 _GROWN = 0.5  # of the last level: at most so much before it grew; else it was slow from the start
-
-
-class Shape(StrEnum):
-    """What a course looks like from its beginning on."""
-
-    STEADY = "steady"
-    GROWING = "growing"
-    SPELLS = "spells"
 
 
 @final
@@ -64,18 +56,18 @@ class Course:
             self._run = _merged(self._run[:even], 2)
             self._stride *= 2
 
-    def shape(self, rank: int) -> Shape:
-        """Return how a rank's slowness develops: grows in the run, or comes and goes."""
-        run = self._run[:, rank]
-        found = shape_of(run)
-        if found is not Shape.STEADY or self._stride == 1:
-            return found
-        return Shape.SPELLS if shape_of(self._newest[:, rank]) is Shape.SPELLS else Shape.STEADY
+    def cause(self, rank: int) -> Cause:
+        """Return why a rank is slow, by how that develops in the run and in the newest steps."""
+        found = cause_of(self._run[:, rank])
+        if found is Cause.SLOW_WORKER and self._stride > 1:
+            newest = cause_of(self._newest[:, rank])
+            return Cause.CONTENTION if newest is Cause.CONTENTION else found
+        return found
 
     def jump(self, column: int = 0) -> tuple[float, float]:
         """Return the levels before and after the clearest step of the run; its mean twice if none.
 
-        A step has to be better than no step, by the score of ``shape_of``.
+        A step has to be better than no step, by the score of ``cause_of``.
         """
         run = self._run[:, column]
         if len(run) < _FEWEST:
@@ -108,30 +100,32 @@ def _merged(rows: FloatArray, number: int) -> FloatArray:
     return merged
 
 
-def shape_of(slower: FloatArray) -> Shape:
-    r"""Return which of three courses fits best.
+def cause_of(slower: FloatArray) -> Cause:
+    r"""Return why a rank is slow, by which of three courses fits best.
 
-    A step from one level to another; a slope between two levels, over a sixth of the time at least;
-    two levels that alternate. The best has the least $n \log(S / n) + 2 k \log n$, with $S$ the sum
-    of squares that it leaves of $n$ blocks and $k$ its parameters (Schwarz, Annals of Statistics 6,
-    1978, with twice the penalty, as neighbouring steps are no independent ones).
+    A course that grows in the run is throttling, one that comes and goes contention; else the
+    worker is slow throughout. The three are a step from one level to another; a slope between two
+    levels, over a sixth of the time at least; two levels that alternate. The best has the least
+    $n \log(S / n) + 2 k \log n$, with $S$ the sum of squares that it leaves of $n$ blocks and $k$
+    its parameters (Schwarz, Annals of Statistics 6, 1978, with twice the penalty, as neighbouring
+    steps are no independent ones).
 
     Args:
         slower: own computing above the others', as a part of theirs, by step.
     """
     if len(slower) < _FEWEST:
-        return Shape.STEADY
+        return Cause.SLOW_WORKER
     y = _blocks(slower)
     (step, _, low, high), (slope, begin, end) = _best_step(y), _best_slope(y)
     two, levels = _two_levels(y)
     best = min(step, slope, two)
     if best == two and levels[0] < _LOW * levels[1]:
-        return Shape.SPELLS
+        return Cause.CONTENTION
     if best == slope and begin < _GROWN * end:
-        return Shape.GROWING
+        return Cause.THROTTLING
     if high < _LOW * low:  # it went and did not come back
-        return Shape.SPELLS
-    return Shape.SPELLS if _alternates(slower) else Shape.STEADY
+        return Cause.CONTENTION
+    return Cause.CONTENTION if _alternates(slower) else Cause.SLOW_WORKER
 
 
 def _blocks(values: FloatArray) -> FloatArray:

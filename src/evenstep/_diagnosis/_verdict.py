@@ -10,10 +10,11 @@ import numpy as np
 
 from .._render import counted, number, percent, seconds
 from .._types import FloatArray
-from ._account import Cause, Diagnosis, FoundCause, HostRates
+from ..events import WaitingDiagnosed
+from ._account import Cause, HostRates
 from ._critical_path import Family, FrontierSums
 from ._slow_links import LinkLoads, SlowLink, said_of, said_of_all, slow_links
-from ._trend import Levels, Shape, more_than_others, shape_of
+from ._trend import Levels, cause_of, more_than_others
 
 
 class Facts(NamedTuple):
@@ -178,14 +179,7 @@ _LEAST_FAULTS_PER_S = 20.0
 _ALONE = 0.4  # forward over backward, by how much they are slower: below, it is the backward alone
 _MOSTLY = 0.75  # of what a rank computes longer: at least so much is in the backward then
 
-_OF_FAMILY = {
-    Family.INPUT: Cause.INPUT,
-    Family.LOOP: Cause.LOGGING,
-    Family.CHECKPOINT: Cause.CHECKPOINT,
-    Family.COLLECTION: Cause.GARBAGE_COLLECTION,
-    Family.COMPILATION: Cause.COMPILATION,
-    Family.LENGTHS: Cause.LENGTHS,
-}
+_OF_FAMILY = {family: cause for cause, (family, _) in _IN_FAMILY.items()}
 _ANY_RANK = [Family.INPUT, Family.CHECKPOINT, Family.COLLECTION, Family.COMPILATION, Family.LENGTHS]
 _UNKNOWN = [Family.COMPUTE, Family.LOOP]
 _LONGER = {
@@ -195,10 +189,7 @@ _LONGER = {
 }
 
 
-class _Found(NamedTuple):
-    cause: Cause
-    rank: int | None
-    share: float
+_Found = tuple[Cause, int | None, float]  # what it is, whose, and the part of the time lost by it
 
 
 def verdict(
@@ -207,10 +198,10 @@ def verdict(
     step: int,
     rates: HostRates,
     links: LinkLoads,
-    course_of: Callable[[int], Shape],
-    exchange: Callable[[], tuple[float, float]],
+    course_of: Callable[[int], Cause],
+    exchange_us: tuple[float, float],
     levels: Levels | None,
-) -> Diagnosis:
+) -> WaitingDiagnosed:
     """Return who the others wait for, and why.
 
     Args:
@@ -218,9 +209,9 @@ def verdict(
         step: the newest of them.
         rates: what processes and machines did in that time.
         links: what was carried between ranks.
-        course_of: how a rank's slowness develops in time.
-        exchange: microseconds of a step that all ranks wait together for what is exchanged, before
-            and after it became longer in the run.
+        course_of: why a rank is slow, by how that develops in time.
+        exchange_us: microseconds of a step that all ranks wait together for what is exchanged,
+            before and after it became longer in the run.
         levels: what each rank's computing rests at; None where there were too few steps.
     """
     world_size = len(sums.waited)
@@ -230,27 +221,27 @@ def verdict(
     matched = float(np.minimum(sums.waited, sums.accounted).sum())
     explained = matched / waited if waited else 1.0
     is_known = explained >= _LEAST_EXPLAINED or waiting < _LEAST_WAITING
-    jump_us = exchange()
     slow = slow_links(links, sums.exposed / wall)
-    found = [*_of_all(sums, wall, jump_us, slow)]
+    found = [*_of_all(sums, wall, exchange_us, slow)]
     if is_known and sums.num_steps and world_size > 1:
-        named = {(one.cause, one.rank) for one in found}
+        named = {one[:2] for one in found}
         others = _of_ranks(sums, rates, course_of, levels)
-        found += [one for one in others if (one.cause, one.rank) not in named]
-    found.sort(key=lambda one: -one.share)
-    facts = Facts(sums, rates, links, slow, jump_us, levels)
-    causes = tuple(
-        FoundCause(one.cause, one.rank, min(1.0, one.share), *worded(one.cause, one.rank, facts))
-        for one in found
-    )
-    return Diagnosis(
+        found += [one for one in others if one[:2] not in named]
+    found.sort(key=lambda one: -one[2])
+    facts = Facts(sums, rates, links, slow, exchange_us, levels)
+    said = [worded(cause, rank, facts) for cause, rank, _ in found]
+    return WaitingDiagnosed(
         step=step,
         num_steps=int(sums.num_steps),
         step_s=wall / world_size / max(sums.num_steps, 1.0) / 1e6,
         waiting_share=waiting,
         explained_share=explained,
-        found=causes,
-        no_verdict="" if causes else _why_not(sums, waiting, explained),
+        causes=tuple(str(cause) for cause, _, _ in found),
+        ranks=tuple(-1 if rank is None else rank for _, rank, _ in found),
+        lost_share=tuple(min(1.0, share) for _, _, share in found),
+        evidence=tuple(evidence for evidence, _ in said),
+        remedy=tuple(remedy for _, remedy in said),
+        no_verdict="" if found else _why_not(sums, waiting, explained),
     )
 
 
@@ -311,13 +302,11 @@ def _of_all(
     has_grown = exchange_us[1] - exchange_us[0] >= _LEAST_GROWN * usual_step_us
     is_long = sums.exposed >= (_LEAST_GROWN if has_grown else _LEAST_EXPOSED) * usual
     if len(sums.waited) > 1 and is_long:
-        yield from (
-            _Found(Cause.NETWORK, one.rank, one.hides * sums.exposed / wall) for one in slow
-        )
+        yield from ((Cause.NETWORK, one.rank, one.hides * sums.exposed / wall) for one in slow)
         if not slow:
-            yield _Found(Cause.NETWORK, None, sums.exposed / wall)
+            yield Cause.NETWORK, None, sums.exposed / wall
     if sums.fed >= _LEAST_FED * usual:
-        yield _Found(Cause.INPUT, None, sums.fed / wall)
+        yield Cause.INPUT, None, sums.fed / wall
 
 
 def _usual_wall(sums: FrontierSums) -> float:
@@ -329,7 +318,7 @@ def _usual_wall(sums: FrontierSums) -> float:
 def _of_ranks(
     sums: FrontierSums,
     rates: HostRates,
-    course_of: Callable[[int], Shape],
+    course_of: Callable[[int], Cause],
     levels: Levels | None,
 ) -> Iterator[_Found]:
     """Yield what one rank costs the others, and what changes from rank to rank."""
@@ -354,17 +343,17 @@ def _of_ranks(
         rest[rank, family] = max(0.0, rest[rank, family] - share)
         cause = _OF_FAMILY.get(family)
         if cause is None:
-            shape = course_of(rank)
+            by_course = course_of(rank)
             if levels is not None and (family, rank) in by_level:
-                shape = shape_of(levels.slower[:, rank])
-            cause = _of_compute(sums, rates, rank, shape, levels)
-        yield _Found(cause, rank, share)
+                by_course = cause_of(levels.slower[:, rank])
+            cause = _of_compute(sums, rates, rank, by_course, levels)
+        yield cause, rank, share
     for family in _ANY_RANK:
         if (share := float(rest[:, family].sum())) >= least:
-            yield _Found(_OF_FAMILY[family], None, share)
+            yield _OF_FAMILY[family], None, share
     if (share := _rotating(sums, rest)) >= usual * _by_chance(world_size):
         waiting = float(sums.waited.sum()) / max(sums.wall, 1.0)
-        yield _Found(Cause.ROTATING, None, min(share, waiting))
+        yield Cause.ROTATING, None, min(share, waiting)
 
 
 def _by_level(
@@ -444,29 +433,22 @@ def _held_by(sums: FrontierSums, rates: HostRates, rank: int) -> Cause | None:
 
 
 def _of_compute(
-    sums: FrontierSums, rates: HostRates, rank: int, shape: Shape, levels: Levels | None
+    sums: FrontierSums, rates: HostRates, rank: int, by_course: Cause, levels: Levels | None
 ) -> Cause:
-    """Return why a rank computes longer than the others."""
-    above, usual = sums.stage_excess[rank], sums.stage_usual
-    if levels is not None and levels.lasts[rank]:  # without what comes and goes
-        above, usual = levels.above[rank], levels.usual
-    return _by_machine(sums, rates, rank) or _by_course(above, usual, shape)
+    """Return why a rank computes longer than the others.
 
-
-def _by_machine(sums: FrontierSums, rates: HostRates, rank: int) -> Cause | None:
-    """Return why, by what its process and machine say."""
+    By what its process and machine say; else by what takes longer and when.
+    """
     faults = rates.faults_per_s
     is_short = more_than_others(faults, rank) >= max(_LEAST_FAULTS_PER_S, 0.5 * faults[rank])
     if is_short or more_than_others(rates.retries, rank) >= 1:
         return Cause.MEMORY
-    return _held_by(sums, rates, rank)
-
-
-def _by_course(excess: FloatArray, usual: FloatArray, shape: Shape) -> Cause:
-    """Return why, by what takes longer and when: excess and usual are of forward and backward."""
-    forward, backward = excess / np.maximum(usual, 1.0)
-    if forward < _ALONE * backward and excess[1] >= _MOSTLY * excess.sum():
+    if (held_by := _held_by(sums, rates, rank)) is not None:
+        return held_by
+    above, usual = sums.stage_excess[rank], sums.stage_usual
+    if levels is not None and levels.lasts[rank]:  # without what comes and goes
+        above, usual = levels.above[rank], levels.usual
+    forward, backward = above / np.maximum(usual, 1.0)
+    if forward < _ALONE * backward and above[1] >= _MOSTLY * above.sum():
         return Cause.SLOW_BACKWARD
-    return {Shape.GROWING: Cause.THROTTLING, Shape.SPELLS: Cause.CONTENTION}.get(
-        shape, Cause.SLOW_WORKER
-    )
+    return by_course

@@ -13,12 +13,10 @@ from typing import final
 
 from .._diagnosis import (
     Diagnoser,
-    Diagnosis,
     HostClues,
     StepAccounts,
     StepClues,
     accounted,
-    diagnosed,
 )
 from .._planner import (
     AbstractPlanner,
@@ -28,7 +26,15 @@ from .._planner import (
     Plan,
     Report,
 )
-from ..events import BalancingStopped, Event, Hook, PolicySlow, StepsAccounted, WorkerUnhelpful
+from ..events import (
+    BalancingStopped,
+    Event,
+    Hook,
+    PolicySlow,
+    StepsAccounted,
+    WaitingDiagnosed,
+    WorkerUnhelpful,
+)
 from ._answers import Answers
 from ._internal import fault_in_words, log_fault
 from ._message_kinds import (
@@ -82,7 +88,7 @@ class TimeBooks:
         self._hosts: list[tuple[int, HostClues]] = []
         self._look_s = clock() + _LOOK_S
         self._calm_until_s = 0.0
-        self._said: set[tuple[str, int | None]] = set()
+        self._said: set[tuple[str, int]] = set()
 
     def add(self, rank: int, times: TimesReport) -> bool:
         """Take in one rank's times of a step; return whether there is enough to report."""
@@ -106,15 +112,15 @@ class TimeBooks:
         self._diagnoser = None
         self._report(accounts, found)
 
-    def _report(self, accounts: StepsAccounted | None, found: Diagnosis | None) -> None:
+    def _report(self, accounts: StepsAccounted | None, found: WaitingDiagnosed | None) -> None:
         if accounts is not None:
             self._emit(accounts)
         if found is not None:
-            self._emit(diagnosed(found))
+            self._emit(found)
 
     def _take(
-        self, diagnose: Callable[[Diagnoser], Diagnosis | None]
-    ) -> tuple[StepsAccounted | None, Diagnosis | None]:
+        self, diagnose: Callable[[Diagnoser], WaitingDiagnosed | None]
+    ) -> tuple[StepsAccounted | None, WaitingDiagnosed | None]:
         """Return the account of the complete steps, and the diagnosis with them, if it is due."""
         found = None
         with self._reporting:
@@ -142,21 +148,21 @@ class TimeBooks:
         none = StepClues()
         return None if found is None else [found.get(rank, none) for rank in self._ranks]
 
-    def _changed(self, diagnoser: Diagnoser) -> Diagnosis | None:
+    def _changed(self, diagnoser: Diagnoser) -> WaitingDiagnosed | None:
         """Return a diagnosis that names other causes than the last one reported."""
         now_s = self._clock()
         if now_s < self._look_s:
             return None
         self._look_s = now_s + _LOOK_S
         found = diagnoser.diagnose()
-        names = {(str(one.cause), one.rank) for one in found.found}
+        names = {*zip(found.causes, found.ranks, strict=True)}
         if names == self._said or now_s < self._calm_until_s:
             return None
         self._said = names
         self._calm_until_s = now_s + _CALM_S
         return found
 
-    def _of_whole_run(self, diagnoser: Diagnoser) -> Diagnosis | None:
+    def _of_whole_run(self, diagnoser: Diagnoser) -> WaitingDiagnosed | None:
         found = diagnoser.diagnose(whole_run=True)
         return found if found.num_steps >= _FEWEST else None
 

@@ -17,7 +17,7 @@ from .._types import Cluster
 from ..advice._advice import Advice, PlannedSplit, RunTimes
 from ..network import Aggregation, Links, optimal_shares
 from ..network._plans._optimum import equal_shares
-from ..network.sim import SharedLinksComm
+from ..network.sim import step_over_links_s
 from ..sim import Scenario
 from ..sim._sample_workload import SampleWorkload
 from ..sim._scenarios import DRAWN, read_lengths
@@ -264,7 +264,7 @@ def links_part(
     best_shares = optimal_shares(aggregation, links)
     compute_s = run.times.seconds(np.array(batch_size, np.int64))
     steps_s = [
-        SharedLinksComm(aggregation, links, each, overlap)(compute_s) + overhead_s
+        step_over_links_s(compute_s, aggregation, links, shares=each, overlap=overlap) + overhead_s
         for each in (None, equal_shares(aggregation), best_shares)
     ]
     shares = best_shares.tolist()

@@ -26,7 +26,7 @@ from .._top import watch as follow
 from .._top._run_sources import quit_key
 from .._whole_file import write_whole
 from ..lab import Host, Lab, LabUnavailable, clean
-from ..lab._host import Machine, check_machine
+from ..lab._host import check_machine
 from ..policies import by_name
 from ._common import (
     check_ends,
@@ -104,7 +104,7 @@ def _clean(*others: object) -> None:
         remedy = "It removes what is left and ends."
         fail(str(refused("lab", "--clean", "stand alone", "more", remedy)), 2)
     try:
-        check_machine(Machine.here())
+        check_machine()
         found = clean()
     except LabUnavailable as error:
         fail(str(error), 1)

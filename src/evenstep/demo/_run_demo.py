@@ -122,8 +122,7 @@ def run_demo(job: DemoJob, out: Path, console: Console) -> Summary:
     equal = _trained(replace(job, policy="equal"), first, _TITLES[0], console)
     settled = replace(job, num_steps=equal.num_steps, seconds_per_sample=equal.seconds_per_sample)
     balanced = _trained(settled, second, _TITLES[1], console)
-    steps = [[e for e in EventFile(run) if isinstance(e, StepMeasured)] for run in (first, second)]
-    summary = summarise(steps[0], steps[1], equal, balanced, job)
+    summary = summarise(_steps(first), _steps(second), equal, balanced, job)
     console.print(report(summary), highlight=False)
     (out / "summary.json").write_text(json.dumps(asdict(summary), indent=1) + "\n")
     save_picture(out / "demo.png", summary, job.speeds)

@@ -11,7 +11,6 @@ import sys
 import sysconfig
 import time
 import traceback
-from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
@@ -76,20 +75,10 @@ class GPT(nn.Module):
     since the forward began. A worker that sleeps leaves its core to the others, so two cores can
     play many workers, as long as the real computing is the shorter part; ``num_late`` counts the
     steps in which it was not. The policy is not informed: it sees a worker that takes its time.
-
-    Args:
-        now: a monotonic clock in seconds.
-        sleep: waits so many seconds.
     """
 
-    def __init__(
-        self,
-        *,
-        now: Callable[[], float] = time.monotonic,
-        sleep: Callable[[float], object] = time.sleep,
-    ) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self._now, self._sleep = now, sleep
         self.embed = nn.Embedding(256, WIDTH)
         self.place = nn.Parameter(torch.zeros(CONTEXT, WIDTH))
         layer = nn.TransformerEncoderLayer(
@@ -102,16 +91,16 @@ class GPT(nn.Module):
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return logits ``(batch, time, 256)`` of the bytes that follow ``(batch, time)``."""
-        due_s = self._now() + len(tokens) * self.seconds_per_sample
+        due_s = time.monotonic() + len(tokens) * self.seconds_per_sample
         hidden = self.embed(tokens) + self.place[: tokens.shape[1]]
         hidden.register_hook(lambda _: self._wait(due_s))
         mask = nn.Transformer.generate_square_subsequent_mask(tokens.shape[1])
         return F.linear(self.blocks(hidden, mask, is_causal=True), self.embed.weight)
 
     def _wait(self, due_s: float) -> None:
-        left_s = due_s - self._now()
+        left_s = due_s - time.monotonic()
         self.num_late += left_s < 0
-        self._sleep(max(0.0, left_s))
+        time.sleep(max(0.0, left_s))
 
 
 def loss_of(model: nn.Module, tokens: Tensor) -> Tensor:

@@ -8,17 +8,18 @@ import secrets
 import signal
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import final
 
 from .._whole_file import write_whole
 from . import _links
-from ._cpu_groups import AbstractCpuGroups, members_file, remove_group
+from ._cpu_groups import make_group, members_file, remove_group, set_cpus
 from ._host import Host, LabUnavailable, Rate
-from ._links import Namespace, Traffic
+from ._links import Namespace
 
 PREFIX = "evenstep-lab"
 """What the names of everything that a lab makes begin with."""
@@ -27,12 +28,14 @@ RUN = Path("/run") / PREFIX
 """Holds, for each lab, a file that says what it made and a folder of its namespaces."""
 
 _SUFFIX = ".json"
+_ENTER = Path(__file__).with_name("_enter.py")
+_PATIENCE_S = 5.0
 
 
 @final
 @dataclass(frozen=True, slots=True)
-class State:
-    """One lab, by its names.
+class Built:
+    """One lab in the kernel, by its names, from ``make`` to ``remove``.
 
     Attributes:
         run_id: its own part of all names, letters and digits.
@@ -40,6 +43,7 @@ class State:
         started: when that process began, in ticks since the machine did; numbers are used again.
         num_hosts: how many hosts it has.
         group_root: where its control groups are; None if it has none.
+        run: where it is written down.
     """
 
     run_id: str
@@ -47,22 +51,26 @@ class State:
     started: int
     num_hosts: int
     group_root: str | None
+    run: Path = RUN
 
-    def folder(self, run: Path) -> Path:
-        """Return the folder of its namespaces."""
-        return run / self.run_id
+    @property
+    def folder(self) -> Path:
+        """The folder of its namespaces."""
+        return self.run / self.run_id
 
-    def names(self, run: Path) -> Path:
-        """Return the file that says which name has which address."""
-        return self.folder(run) / "hosts"
+    @property
+    def names(self) -> Path:
+        """The file that says which name has which address."""
+        return self.folder / "hosts"
 
-    def switch(self, run: Path) -> Namespace:
-        """Return the namespace that all links end in."""
-        return Namespace(self.folder(run) / "switch")
+    @property
+    def switch(self) -> Namespace:
+        """The namespace that all links end in."""
+        return Namespace(self.folder / "switch")
 
-    def host(self, run: Path, host: int) -> Namespace:
+    def host(self, host: int) -> Namespace:
         """Return the namespace of a host."""
-        return Namespace(self.folder(run) / f"h{host}")
+        return Namespace(self.folder / f"h{host}")
 
     def group(self, host: int) -> Path | None:
         """Return the folder of a host's control group."""
@@ -70,21 +78,118 @@ class State:
             return None
         return Path(self.group_root) / f"{PREFIX}-{self.run_id}-h{host}"
 
-    def write(self, run: Path) -> None:
-        """Write it down, whole or not at all."""
-        run.mkdir(mode=0o755, exist_ok=True)
-        write_whole(run / f"{self.run_id}{_SUFFIX}", [json.dumps(asdict(self))])
-
-    def forget(self, run: Path) -> None:
-        """Delete what was written: nothing of the lab is left by now."""
-        (run / f"{self.run_id}{_SUFFIX}").unlink(missing_ok=True)
-
     def is_running(self) -> bool:
         """Whether the process that made it is there still."""
         return start_of(self.pid) == self.started
 
+    def write(self) -> None:
+        """Write it down, whole or not at all."""
+        self.run.mkdir(mode=0o755, exist_ok=True)
+        fields = asdict(self)
+        del fields["run"]
+        write_whole(self.run / f"{self.run_id}{_SUFFIX}", [json.dumps(fields)])
 
-def read_states(run: Path) -> list[State]:
+    def make(self, hosts: Sequence[Host], *, delay_ms: float) -> None:
+        """Write down what is going to be made, then make it.
+
+        Args:
+            hosts: all of them.
+            delay_ms: what packets wait on their way out.
+        """
+        self.write()
+        self.folder.mkdir()
+        names = [(address_of(number), name_of(number)) for number in range(len(hosts))]
+        # The second form too: torch looks for it, and complains at length.
+        lines = (
+            f"{address} {name}\n::ffff:{address} {name}\n"
+            for address, name in [("127.0.0.1", "localhost"), *names]
+        )
+        self.names.write_text("".join(lines), encoding="ascii")
+        self.switch.make()
+        _links.make_switch(self.switch)
+        for number, host in enumerate(hosts):
+            self._make_host(number, host, delay_ms)
+
+    def _make_host(self, number: int, host: Host, delay_ms: float) -> None:
+        namespace, group = self.host(number), self.group(number)
+        namespace.make()
+        address = f"{address_of(number)}/24"
+        _links.connect(self.switch, namespace, port=f"h{number}", address=address)
+        if delay_ms:
+            _links.set_delay(namespace, _links.INTERFACE, delay_ms)
+        self.shape(number, None, host.mbit, delayed=delay_ms > 0)
+        if group is not None:
+            make_group(group)
+            set_cpus(group, host.cpus)
+
+    def shape(self, host: int, before: Rate | None, rate: Rate | None, *, delayed: bool) -> None:
+        """Shape both ends of a link, each its own way out; None no longer does."""
+        if before is None and rate is None:
+            return
+        up, down = (None, None) if rate is None else rate
+        _links.set_rate(self.host(host), _links.INTERFACE, up, delayed=delayed)
+        _links.set_rate(self.switch, f"h{host}", down)
+
+    def set_cpus(self, host: int, cpus: float | None) -> None:
+        """Change a quota.
+
+        Raises:
+            LabUnavailable: there are no groups.
+        """
+        group = self.group(host)
+        if group is None:
+            message = "CPU quotas need control groups with the CPU's, and none is mounted."
+            raise LabUnavailable(message)
+        set_cpus(group, cpus)
+
+    def entering(self, host: int) -> list[str]:
+        """Return what stands in front of a command that is to run on a host."""
+        group = self.group(host)
+        joined = "" if group is None else str(members_file(group))
+        # -S, -E: neither site packages nor the variables that are meant for the command.
+        enter = [sys.executable, "-S", "-E", str(_ENTER)]
+        return [*enter, str(self.host(host).path), name_of(host), str(self.names), joined]
+
+    def remove(self) -> int:
+        """Remove all of it, as far as it got, and return how many processes were killed.
+
+        Raises:
+            OSError: something cannot be removed. The rest is, and ``clean`` may try again.
+        """
+        hosts = range(self.num_hosts)
+        namespaces = [self.switch, *map(self.host, hosts)]
+        killed = _kill_all(namespaces)
+        groups = [group for host in hosts if (group := self.group(host)) is not None]
+        removals: list[Callable[[], None]] = [
+            partial(remove_group, group, _kill) for group in groups
+        ]
+        removals += [namespace.remove for namespace in namespaces]
+        errors: list[OSError] = []
+        for removal in removals:
+            try:
+                removal()
+            except OSError as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
+        self.names.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            self.folder.rmdir()
+        (self.run / f"{self.run_id}{_SUFFIX}").unlink(missing_ok=True)
+        with suppress(OSError):
+            self.run.rmdir()
+        return killed
+
+
+def described(num_hosts: int, group_root: Path | None) -> Built:
+    """Return a lab of this process that is not made yet."""
+    started = start_of(os.getpid())
+    assert started is not None
+    root = None if group_root is None else str(group_root)
+    return Built(secrets.token_hex(4), os.getpid(), started, num_hosts, root)
+
+
+def read_states(run: Path) -> list[Built]:
     """Return the labs that are written down.
 
     Raises:
@@ -105,10 +210,11 @@ def start_of(pid: int) -> int | None:
     return None if state == "Z" else started
 
 
-def _read(file: Path) -> State:
+def _read(file: Path) -> Built:
     """Return a lab whose names lead nowhere but to what a lab makes."""
     try:
-        state = State(**json.loads(file.read_text(encoding="utf-8")))
+        fields = json.loads(file.read_text(encoding="utf-8"))
+        state = Built(**{**fields, "run": file.parent})
     except (TypeError, ValueError) as error:
         raise ValueError(_different(file)) from error
     numbers = (state.pid, state.started, state.num_hosts)
@@ -125,9 +231,6 @@ def _read(file: Path) -> State:
 
 def _different(file: Path) -> str:
     return f"{file} is not what a lab writes, so nothing was done about it. Look at it by hand."
-
-
-_PATIENCE_S = 5.0
 
 
 @final
@@ -170,43 +273,11 @@ def clean(run: Path = RUN) -> tuple[Remains, ...]:
     found: list[Remains] = []
     for state in read_states(run):
         running = state.is_running()
-        killed = 0 if running else remove(state, run)
+        killed = 0 if running else state.remove()
         found.append(Remains(state.run_id, state.pid, running, killed, state.num_hosts))
     with suppress(OSError):
         run.rmdir()  # where other labs are, they need it
     return tuple(found)
-
-
-def remove(state: State, run: Path = RUN) -> int:
-    """Remove all of a lab, as far as it got, and return how many processes were killed.
-
-    Raises:
-        OSError: something cannot be removed. The rest is, and ``clean`` may try again.
-    """
-    hosts = range(state.num_hosts)
-    namespaces = [state.switch(run), *(state.host(run, host) for host in hosts)]
-    errors: list[OSError] = []
-    killed = _kill_all(namespaces)
-    for group in map(state.group, hosts):
-        try:
-            if group is not None:
-                remove_group(group, _kill)
-        except OSError as error:
-            errors.append(error)
-    for namespace in namespaces:
-        try:
-            namespace.remove()
-        except OSError as error:
-            errors.append(error)
-    if errors:
-        raise errors[0]
-    state.names(run).unlink(missing_ok=True)
-    with suppress(FileNotFoundError):
-        state.folder(run).rmdir()
-    state.forget(run)
-    with suppress(OSError):
-        run.rmdir()
-    return killed
 
 
 def _kill_all(namespaces: list[Namespace]) -> int:
@@ -224,99 +295,6 @@ def _kill_all(namespaces: list[Namespace]) -> int:
 def _kill(pid: int) -> None:
     with suppress(ProcessLookupError):
         os.kill(pid, signal.SIGKILL)
-
-
-_ENTER = Path(__file__).with_name("_enter.py")
-
-
-@final
-class Built:
-    """Hosts in the kernel, from ``make`` to ``remove``.
-
-    Args:
-        num_hosts: how many.
-        groups: what quotas are made of; None has none.
-        delay_ms: what packets wait on their way out.
-
-    Attributes:
-        state: names of all that is made.
-    """
-
-    def __init__(
-        self, num_hosts: int, *, groups: AbstractCpuGroups | None, delay_ms: float
-    ) -> None:
-        started = start_of(os.getpid())
-        assert started is not None
-        root = None if groups is None else str(groups.root)
-        self.state = State(secrets.token_hex(4), os.getpid(), started, num_hosts, root)
-        self._groups = groups
-        self._delay_ms = delay_ms
-
-    def make(self, hosts: Sequence[Host]) -> None:
-        """Write down what is going to be made, then make it."""
-        self.state.write(RUN)
-        self.state.folder(RUN).mkdir()
-        names = [(address_of(number), name_of(number)) for number in range(len(hosts))]
-        # The second form too: torch looks for it, and complains at length.
-        lines = (
-            f"{address} {name}\n::ffff:{address} {name}\n"
-            for address, name in [("127.0.0.1", "localhost"), *names]
-        )
-        self.state.names(RUN).write_text("".join(lines), encoding="ascii")
-        self.state.switch(RUN).make()
-        _links.make_switch(self.state.switch(RUN))
-        for number, host in enumerate(hosts):
-            self._make_host(number, host)
-
-    def remove(self) -> None:
-        """Remove everything, as far as it was made, and end the processes on all hosts."""
-        remove(self.state)
-
-    def shape(self, host: int, before: Rate | None, rate: Rate | None) -> None:
-        """Shape both ends of a link, each its own way out; None no longer does."""
-        if before is None and rate is None:
-            return
-        up, down = (None, None) if rate is None else rate
-        namespace, delayed = self.state.host(RUN, host), self._delay_ms > 0
-        _links.set_rate(namespace, _links.INTERFACE, up, delayed=delayed)
-        _links.set_rate(self.state.switch(RUN), f"h{host}", down)
-
-    def set_cpus(self, host: int, cpus: float | None) -> None:
-        """Change a quota.
-
-        Raises:
-            LabUnavailable: there are no groups.
-        """
-        group = self.state.group(host)
-        if self._groups is None or group is None:
-            message = "CPU quotas need control groups with the CPU's, and none is mounted."
-            raise LabUnavailable(message)
-        self._groups.set_cpus(group.name, cpus)
-
-    def traffic(self, host: int) -> Traffic:
-        """Return what a host's interface counted."""
-        return _links.traffic(self.state.host(RUN, host), _links.INTERFACE)
-
-    def entering(self, host: int) -> list[str]:
-        """Return what stands in front of a command that is to run on a host."""
-        group = self.state.group(host)
-        joined = "" if group is None else str(members_file(group))
-        namespace, names = self.state.host(RUN, host).path, self.state.names(RUN)
-        # -S, -E: neither site packages nor the variables that are meant for the command.
-        enter = [sys.executable, "-S", "-E", str(_ENTER)]
-        return [*enter, str(namespace), name_of(host), str(names), joined]
-
-    def _make_host(self, number: int, host: Host) -> None:
-        namespace, group = self.state.host(RUN, number), self.state.group(number)
-        namespace.make()
-        address = f"{address_of(number)}/24"
-        _links.connect(self.state.switch(RUN), namespace, port=f"h{number}", address=address)
-        if self._delay_ms:
-            _links.set_delay(namespace, _links.INTERFACE, self._delay_ms)
-        self.shape(number, None, host.mbit)
-        if self._groups is not None and group is not None:
-            self._groups.make(group.name)
-            self._groups.set_cpus(group.name, host.cpus)
 
 
 def address_of(host: int) -> str:

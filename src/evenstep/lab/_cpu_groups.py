@@ -1,14 +1,12 @@
-"""CPU quotas by control groups, of both versions that Linux has."""
+"""CPU quotas by control groups, of both versions that Linux has: folders right under one root."""
 
 from __future__ import annotations
 
-import abc
 import errno
 import os
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import final
 
 from ._host import LabUnavailable
 
@@ -18,90 +16,60 @@ PERIOD_US = 10_000
 _PATIENCE_S = 5.0
 
 
-class AbstractCpuGroups(abc.ABC):
-    """Groups of processes right under one folder, each with a quota of its own.
-
-    Args:
-        root: the folder, where a hierarchy with the CPU's controls is mounted.
-    """
-
-    def __init__(self, root: Path) -> None:
-        self.root = root
-
-    @abc.abstractmethod
-    def make(self, name: str) -> None:
-        """Make a group without a quota. Children of its processes belong to it as well."""
-
-    @abc.abstractmethod
-    def set_cpus(self, name: str, cpus: float | None) -> None:
-        """Let all processes of a group together have so many cores, from now on; None any.
-
-        Raises:
-            LabUnavailable: groups cannot have quotas here.
-        """
-
-
-@final
-class CpuGroupsV1(AbstractCpuGroups):
-    """The first version: a hierarchy of its own for the CPU."""
-
-    def make(self, name: str) -> None:
-        (self.root / name).mkdir()
-        _write(self.root / name / "cpu.cfs_period_us", str(PERIOD_US))
-
-    def set_cpus(self, name: str, cpus: float | None) -> None:
-        quota_us = -1 if cpus is None else round(cpus * PERIOD_US)
-        _write(self.root / name / "cpu.cfs_quota_us", str(quota_us))
-
-
-@final
-class CpuGroupsV2(AbstractCpuGroups):
-    """The second version: one hierarchy, in which children get the CPU's controls by a switch.
-
-    That switch is turned on with the first quota where it is off, as systemd does, and stays on:
-    others may need it.
-    """
-
-    def make(self, name: str) -> None:
-        (self.root / name).mkdir()
-
-    def set_cpus(self, name: str, cpus: float | None) -> None:
-        file = self.root / name / "cpu.max"
-        if cpus is None and not file.exists():
-            return
-        self._pass_on()
-        quota = "max" if cpus is None else str(round(cpus * PERIOD_US))
-        _write(file, f"{quota} {PERIOD_US}")
-
-    def _pass_on(self) -> None:
-        """Give groups the CPU's controls."""
-        switch = self.root / "cgroup.subtree_control"
-        try:
-            if "cpu" not in switch.read_text(encoding="ascii").split():
-                _write(switch, "+cpu")
-        except OSError as error:
-            message = (
-                f"CPU quotas need `+cpu` in {switch}, and the kernel refused it ({error}): in a "
-                f"container its own processes are in the way. Run on the machine itself."
-            )
-            raise LabUnavailable(message) from error
-
-
-def find_cpu_groups(mounts: str) -> AbstractCpuGroups | None:
-    """Return the groups that this machine has, by the text of ``/proc/self/mountinfo``.
+def find_cpu_groups(mounts: str) -> Path | None:
+    """Return the folder of this machine's groups, by the text of ``/proc/self/mountinfo``.
 
     The first version if it has the CPU: then the second, mounted beside it or not, cannot.
     """
-    second: AbstractCpuGroups | None = None
+    second: Path | None = None
     for line in mounts.splitlines():
         before, _, after = line.partition(" - ")
         kind, *_, options = after.split(" ")
-        root = Path(_unescaped(before.split(" ")[4]))
+        # mountinfo writes blanks and backslashes as octal numbers.
+        name = before.split(" ")[4].encode("latin-1", "replace").decode("unicode_escape")
+        root = Path(name)
         if kind == "cgroup" and "cpu" in options.split(","):
-            return CpuGroupsV1(root)
+            return root
         if kind == "cgroup2" and "cpu" in _controllers(root):
-            second = CpuGroupsV2(root)
+            second = root
     return second
+
+
+def make_group(group: Path) -> None:
+    """Make a group without a quota. Children of its processes belong to it as well."""
+    group.mkdir()
+    if not _is_second(group.parent):
+        _write(group / "cpu.cfs_period_us", str(PERIOD_US))
+
+
+def set_cpus(group: Path, cpus: float | None) -> None:
+    """Let all processes of a group together have so many cores, from now on; None any.
+
+    In the second version children get the CPU's controls by a switch. That is turned on with the
+    first quota where it is off, as systemd does, and stays on: others may need it.
+
+    Raises:
+        LabUnavailable: groups cannot have quotas here.
+    """
+    if not _is_second(group.parent):
+        quota_us = -1 if cpus is None else round(cpus * PERIOD_US)
+        _write(group / "cpu.cfs_quota_us", str(quota_us))
+        return
+    file = group / "cpu.max"
+    if cpus is None and not file.exists():
+        return
+    switch = group.parent / "cgroup.subtree_control"
+    try:
+        if "cpu" not in switch.read_text(encoding="ascii").split():
+            _write(switch, "+cpu")
+    except OSError as error:
+        message = (
+            f"CPU quotas need `+cpu` in {switch}, and the kernel refused it ({error}): in a "
+            f"container its own processes are in the way. Run on the machine itself."
+        )
+        raise LabUnavailable(message) from error
+    quota = "max" if cpus is None else str(round(cpus * PERIOD_US))
+    _write(file, f"{quota} {PERIOD_US}")
 
 
 def members_file(group: Path) -> Path:
@@ -145,6 +113,11 @@ def remove_group(group: Path, kill: Callable[[int], None]) -> None:
             return
 
 
+def _is_second(root: Path) -> bool:
+    """Return whether it is the second version: a hierarchy for all, and not one for the CPU."""
+    return (root / "cgroup.controllers").exists()
+
+
 def _controllers(root: Path) -> list[str]:
     try:
         return (root / "cgroup.controllers").read_text(encoding="ascii").split()
@@ -154,8 +127,3 @@ def _controllers(root: Path) -> list[str]:
 
 def _write(file: Path, value: str) -> None:
     file.write_text(value, encoding="ascii")
-
-
-def _unescaped(text: str) -> str:
-    """Return a path of mountinfo, which writes blanks and backslashes as octal numbers."""
-    return text.encode("latin-1", "replace").decode("unicode_escape")

@@ -9,28 +9,29 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from importlib.util import find_spec
 from pathlib import Path
-from types import FrameType, TracebackType
-from typing import Any, Protocol, Self, final
+from types import FrameType
+from typing import Any, Self, final
 
+from .._install import install_line
+from .._types import check_range
 from .._warning import warn
 from ..exceptions import invalid
-from ._built import Built, address_of, environment
+from ._built import Built, address_of, described, environment
 from ._cpu_groups import find_cpu_groups
 from ._host import (
     MAX_HOSTS,
     Host,
     LabUnavailable,
-    Machine,
-    Rate,
     check_cores,
     check_machine,
-    check_torch,
     cpus_of,
     rate_of,
 )
-from ._links import Traffic
+from ._links import INTERFACE, Traffic, traffic
 from ._trace import Change, Trace
 
 
@@ -65,14 +66,12 @@ def undisturbed() -> Iterator[None]:
 
 
 _PORT = 29500
-_AGENT_PATIENCE_S = 5.0
+_PATIENCE_S = 5.0
 _POLL_S = 0.05
-
-Start = Callable[[int, list[str]], "subprocess.Popen[bytes]"]
 
 
 def run_agents(
-    start: Start,
+    start: Callable[[int, list[str]], subprocess.Popen[bytes]],
     addresses: Sequence[str],
     command: Sequence[str],
     write: Callable[[str], None],
@@ -117,7 +116,7 @@ def run_agents(
     finally:
         _end(agents)
         for reader in readers:
-            reader.join(_AGENT_PATIENCE_S)  # a worker that outlived its agent may hold the pipe
+            reader.join(_PATIENCE_S)  # a worker that outlived its agent may hold the pipe
     if unheard:
         raise unheard[0]
     return code
@@ -154,33 +153,23 @@ def _wait(
     return failed
 
 
-def _end(agents: Sequence[subprocess.Popen[bytes]]) -> None:
+def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
     """End those that run still; an agent that is asked to ends its worker first."""
-    for agent in agents:
-        if agent.poll() is None:
-            agent.terminate()
-    until_s = time.monotonic() + _AGENT_PATIENCE_S
-    for agent in agents:
+    for process in processes:
+        if process.poll() is None:
+            process.terminate()
+    until_s = time.monotonic() + _PATIENCE_S
+    for process in processes:
         try:
-            agent.wait(max(until_s - time.monotonic(), 0.0))
+            process.wait(max(until_s - time.monotonic(), 0.0))
         except subprocess.TimeoutExpired:
-            agent.kill()
-            agent.wait()
+            process.kill()
+            process.wait()
 
 
-class Adjustable(Protocol):
-    """What a trace changes: a lab."""
-
-    def set_mbit(self, host: int, mbit: Rate | None) -> None:
-        """Change a link."""
-
-    def set_cpus(self, host: int, cpus: float | None) -> None:
-        """Change a quota."""
-
-
-@final
-class Player:
-    """Carries out a trace in a thread of its own, from ``with`` to its end or the trace's.
+@contextmanager
+def playing(lab: Lab, trace: Trace) -> Iterator[None]:
+    """Carry out a trace in a thread of its own, from ``with`` to its end or the trace's.
 
     What the trace has at 0 is in force when ``with`` begins. What fails later is raised at its end.
 
@@ -188,53 +177,37 @@ class Player:
         lab: whose links and quotas change.
         trace: what becomes of them; its times count from ``with``.
     """
-
-    def __init__(self, lab: Adjustable, trace: Trace) -> None:
-        self._lab, self._trace = lab, trace
-        self._stop = threading.Event()
-        self._error: Exception | None = None
-        self._thread = threading.Thread(target=self._run, name="evenstep-lab-trace", daemon=True)
-
-    def __enter__(self) -> None:
-        for change in self._trace.changes:
-            if change.at_s == 0:
-                self._apply(change)
-        self._began_s = time.monotonic()
-        self._thread.start()
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-        if self._error is None:
-            return
-        if error is None:
-            raise self._error
-        error.add_note(f"The trace ended early: {self._error}")
-
-    def _run(self) -> None:
+    for change in trace.changes:
+        if change.at_s == 0:
+            _apply(lab, change)
+    ended = threading.Event()
+    with ThreadPoolExecutor(1, thread_name_prefix="evenstep-lab-trace") as thread:
+        played = thread.submit(_play, lab, trace, ended)
         try:
-            for change in self._trace.changes:
-                if change.at_s == 0:
-                    continue
-                if self._stop.wait(max(self._began_s + change.at_s - time.monotonic(), 0.0)):
-                    return
-                self._apply(change)
-        except Exception as failure:
-            self._error = failure
-
-    def _apply(self, change: Change) -> None:
-        if change.mbit is not None:
-            self._lab.set_mbit(change.host, change.mbit)
-        if change.cpus is not None:
-            self._lab.set_cpus(change.host, change.cpus)
+            yield
+        except BaseException as error:
+            ended.set()
+            if (failure := played.exception()) is not None:
+                error.add_note(f"The trace ended early: {failure}")
+            raise
+        ended.set()
+        played.result()
 
 
-_PATIENCE_S = 5.0
+def _play(lab: Lab, trace: Trace, ended: threading.Event) -> None:
+    began_s = time.monotonic()
+    for change in trace.changes:
+        if change.at_s > 0:
+            if ended.wait(max(began_s + change.at_s - time.monotonic(), 0.0)):
+                return
+            _apply(lab, change)
+
+
+def _apply(lab: Lab, change: Change) -> None:
+    if change.mbit is not None:
+        lab.set_mbit(change.host, change.mbit)
+    if change.cpus is not None:
+        lab.set_cpus(change.host, change.cpus)
 
 
 @final
@@ -266,9 +239,7 @@ class Lab:
         if not 1 <= len(hosts) <= MAX_HOSTS:
             rule = f"hold 1 to {MAX_HOSTS} hosts"
             raise invalid("Lab(hosts=...)", rule, len(hosts), "Give a Host for each.")
-        if not 0 <= delay_ms <= 10_000:
-            remedy = "0 delays nothing."
-            raise invalid("Lab(delay_ms=...)", "be from 0 to 10,000", delay_ms, remedy)
+        check_range("Lab(delay_ms=...)", delay_ms, "in [0, 10000]", "0 delays nothing.")
         self._hosts = list(hosts)
         self._delay_ms = delay_ms
         self._processes: list[subprocess.Popen[bytes]] = []
@@ -279,13 +250,12 @@ class Lab:
         if self._built is not None:
             remedy = "Make a second Lab, or end the first `with`."
             raise invalid("Lab", "be in one `with` at a time", "a second one", remedy)
-        machine = Machine.here()
-        check_machine(machine)
-        warning = check_cores(self._hosts, machine.num_cores)
+        check_machine()
+        warning = check_cores(self._hosts, len(os.sched_getaffinity(0)))
         if warning is not None:
             warn(warning)
         groups = find_cpu_groups(Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
-        if groups is not None and not os.access(groups.root, os.W_OK):
+        if groups is not None and not os.access(groups, os.W_OK):
             groups = None  # read-only, as in a container with a few capabilities
         if groups is None and any(host.cpus is not None for host in self._hosts):
             message = (
@@ -296,19 +266,14 @@ class Lab:
             raise LabUnavailable(message)
         try:
             with undisturbed():
-                self._built = Built(len(self._hosts), groups=groups, delay_ms=self._delay_ms)
-                self._built.make(self._hosts)
+                self._built = described(len(self._hosts), groups)
+                self._built.make(self._hosts, delay_ms=self._delay_ms)
         except BaseException:
             self._remove()
             raise
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self._remove()
 
     @property
@@ -319,7 +284,7 @@ class Lab:
     @property
     def run_id(self) -> str:
         """This lab's own part of the names of all that it makes."""
-        return self._running("run_id").state.run_id
+        return self._running("run_id").run_id
 
     def address(self, host: int) -> str:
         """Return the IPv4 address of a host, which all others reach."""
@@ -389,7 +354,8 @@ class Lab:
             ValueError: the trace names hosts that are not there.
         """
         self._running("torchrun")
-        check_torch(Machine.here())
+        if find_spec("torch") is None:
+            raise LabUnavailable(f"`Lab.torchrun` needs PyTorch: `{install_line('torch')}`.")
         if not command:
             raise invalid("Lab.torchrun(command=...)", "name a script", "nothing", "Add one.")
         addresses = [self.address(host) for host in range(len(self._hosts))]
@@ -399,9 +365,7 @@ class Lab:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             return self.start(host, words, env=settings, stdin=subprocess.DEVNULL, **pipes)
 
-        if trace is None:
-            return run_agents(start, addresses, command, write)
-        with self.play(trace):
+        with nullcontext() if trace is None else self.play(trace):
             return run_agents(start, addresses, command, write)
 
     def play(self, trace: Trace) -> AbstractContextManager[None]:
@@ -413,8 +377,10 @@ class Lab:
             ValueError: the trace names hosts that are not there.
         """
         self._running("play")
-        trace.check(len(self._hosts))
-        return Player(self, trace)
+        if trace.num_hosts > len(self._hosts):
+            rule = f"name hosts below {len(self._hosts)}, as many as the lab has"
+            raise invalid("Trace(changes=...)", rule, trace.num_hosts - 1, "Count from 0.")
+        return playing(self, trace)
 
     def set_mbit(self, host: int, mbit: float | tuple[float, float] | None) -> None:
         """Change a link while it is used, from now on; what queues already stays queued.
@@ -430,7 +396,7 @@ class Lab:
         rate = None if mbit is None else rate_of("Lab.set_mbit(mbit=...)", mbit)
         with self._changing:
             before = self._hosts[number]
-            built.shape(number, before.mbit, rate)
+            built.shape(number, before.mbit, rate, delayed=self._delay_ms > 0)
             self._hosts[number] = Host(cpus=before.cpus, mbit=rate)
 
     def set_cpus(self, host: int, cpus: float | None) -> None:
@@ -458,30 +424,17 @@ class Lab:
         Raises:
             ValueError: there is no such host.
         """
-        built = self._running("interface_bytes")
-        return built.traffic(self._checked("interface_bytes", host))
+        namespace = self._running("interface_bytes").host(self._checked("interface_bytes", host))
+        return traffic(namespace, INTERFACE)
 
     def _remove(self) -> None:
         """End the processes, first asking them to, and remove everything."""
         with undisturbed():
-            self._end_and_remove()
-
-    def _end_and_remove(self) -> None:
-        for process in self._processes:
-            if process.poll() is None:
-                process.terminate()
-        until_s = time.monotonic() + _PATIENCE_S
-        try:
-            for process in self._processes:
-                process.wait(max(until_s - time.monotonic(), 0.0))
-        except subprocess.TimeoutExpired:
-            pass  # what does not listen is killed with the rest
-        built, self._built = self._built, None
-        if built is not None:
-            built.remove()
-        for process in self._processes:
-            process.wait()
-        self._processes.clear()
+            _end(self._processes)
+            self._processes.clear()
+            built, self._built = self._built, None
+            if built is not None:
+                built.remove()
 
     def _running(self, method: str) -> Built:
         if self._built is None:
@@ -490,7 +443,6 @@ class Lab:
         return self._built
 
     def _checked(self, method: str, host: int) -> int:
-        if not 0 <= host < len(self._hosts):
-            rule = f"be from 0 to {len(self._hosts) - 1}"
-            raise invalid(f"Lab.{method}(host=...)", rule, host, "Hosts count from 0.")
+        rule = f"in [0, {len(self._hosts) - 1}]"
+        check_range(f"Lab.{method}(host=...)", host, rule, "Hosts count from 0.")
         return int(host)

@@ -8,6 +8,7 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -129,21 +130,8 @@ def _call(name: str, *arguments: object) -> None:
 
 def _in_a_thread(function: Callable[[], Result]) -> Result:
     """Return or raise what ``function`` does in a fresh thread, which ends with it."""
-    results: list[Result] = []
-    errors: list[BaseException] = []
-
-    def run() -> None:
-        try:
-            results.append(function())
-        except BaseException as error:
-            errors.append(error)
-
-    thread = threading.Thread(target=run, name="evenstep-lab")
-    thread.start()
-    thread.join()
-    if errors:
-        raise errors[0]
-    return results[0]
+    with ThreadPoolExecutor(1, thread_name_prefix="evenstep-lab") as thread:
+        return thread.submit(function).result()
 
 
 INTERFACE = "eth0"

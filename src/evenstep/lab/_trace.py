@@ -10,6 +10,7 @@ from typing import final
 
 import numpy as np
 
+from .._types import check_range
 from ..exceptions import invalid
 from ._host import MAX_HOSTS, Rate, cpus_of, rate_of
 
@@ -46,11 +47,8 @@ class Change:
         mbit: float | tuple[float, float] | None = None,
         cpus: float | None = None,
     ) -> None:
-        if not (math.isfinite(at_s) and at_s >= 0):
-            raise invalid("Change(at_s=...)", "be finite and at least 0", at_s, "Count from 0.")
-        if not 0 <= host < MAX_HOSTS:
-            rule = f"be from 0 to {MAX_HOSTS - 1}"
-            raise invalid("Change(host=...)", rule, host, "Count the hosts from 0.")
+        check_range("Change(at_s=...)", at_s, "finite and at least 0", "Count from 0.")
+        check_range("Change(host=...)", host, f"in [0, {MAX_HOSTS - 1}]", "Hosts count from 0.")
         if mbit is None and cpus is None:
             argument = "Change(mbit=..., cpus=...)"
             raise invalid(argument, "be given, one at least", "none", "Leave the change out.")
@@ -91,12 +89,6 @@ class Trace:
         """The least number of hosts that has all that are named."""
         return 1 + max(change.host for change in self.changes)
 
-    def check(self, num_hosts: int) -> None:
-        """Raise unless a lab of so many hosts has all that are named."""
-        if self.num_hosts > num_hosts:
-            rule = f"name hosts below {num_hosts}, as many as the lab has"
-            raise invalid("Trace(changes=...)", rule, self.num_hosts - 1, "Count from 0.")
-
 
 def drawn_trace(
     num_hosts: int,
@@ -123,12 +115,10 @@ def drawn_trace(
     Raises:
         ValueError: an argument is out of range.
     """
-    if not 1 <= num_hosts <= MAX_HOSTS:
-        rule = f"be from 1 to {MAX_HOSTS}"
-        raise invalid("drawn_trace(num_hosts=...)", rule, num_hosts, "Say how many there are.")
+    rule = f"in [1, {MAX_HOSTS}]"
+    check_range("drawn_trace(num_hosts=...)", num_hosts, rule, "Say how many there are.")
     for name, value in (("duration_s", duration_s), ("every_s", every_s)):
-        if not (math.isfinite(value) and value > 0):
-            raise invalid(f"drawn_trace({name}=...)", "be positive", value, "Give seconds.")
+        check_range(f"drawn_trace({name}=...)", value, "finite and positive", "Give seconds.")
     least, most = rate_of("drawn_trace(least_mbit=..., most_mbit=...)", (least_mbit, most_mbit))
     if most < least:
         rule = f"be at least `least_mbit`, {least:g}"

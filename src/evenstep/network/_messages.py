@@ -30,7 +30,6 @@ class Shares:
     step that not all have noted by then is left out, as after a restart within it.
 
     Args:
-        rank: this process.
         world_size: number of workers.
         num_servers: ranks after them that only sum.
         send_all: on rank 0, sends a message to all other workers.
@@ -42,7 +41,6 @@ class Shares:
 
     def __init__(
         self,
-        rank: int,
         world_size: int,
         *,
         send_all: Callable[[Message], None],
@@ -50,7 +48,6 @@ class Shares:
         emit: Hook,
         num_servers: int = 0,
     ) -> None:
-        self._rank = rank
         self._world_size = world_size
         self._num_servers = num_servers
         self._send_all = send_all
@@ -93,7 +90,8 @@ class Shares:
         """Take in a plan, or on rank 0 what a rank saw of a step."""
         match message:
             case SharesReply(plan):
-                self.add(SharesInForce(*plan))
+                with self._lock:
+                    self._plans.append(SharesInForce(*plan))
             case SharesReport():
                 self._arrive(peer, message)
 
@@ -101,11 +99,6 @@ class Shares:
         """On rank 0: note that step ``index`` is about to be answered."""
         with self._lock:
             self._answered = index
-
-    def add(self, plan: SharesInForce) -> None:
-        """Take in a plan."""
-        with self._lock:
-            self._plans.append(plan)
 
     def at(self, step: int) -> SharesInForce | None:
         """Return the plan of ``step``, once its plan point is reached; None before the first."""
@@ -156,22 +149,26 @@ class Shares:
         before, step = planner.plan, seen[0].step
         if len({one.plan_epoch for one in seen}) > 1:
             return  # a step that some rank began anew
-        plain = all(one.rows is None for one in seen)
-        rows = [row for one in seen for row in one.rows or ()]
+        transfers = None
+        if any(one.rows is not None for one in seen):
+            rows = [row for one in seen for row in one.rows or ()]
+            transfers = Transfers.from_rows(self._world_size + self._num_servers, rows)
+            lasted_s = max(one.lasted_s for one in seen)
+            transfers = transfers.lasting(lasted_s) if lasted_s > 0 else transfers
         workers = [one for one in seen if math.isfinite(one.waited_s)]
         exchange = ObservedExchange(
             seen[0].plan_epoch,
             # From a common start: who waited least may have had its sums before all others.
             max(one.spent_s + one.waited_s for one in workers)
             - max(one.spent_s for one in workers),
-            None if plain else self._transfers(rows, max(one.lasted_s for one in seen)),
+            transfers,
         )
         with self._lock:
             next_step = self._answered + 2 + self._lag
-        outcome = planner.observe(step, exchange, next_step=next_step)
-        if outcome.plan is not before:
-            self._announce(outcome.plan)
-        for event in outcome.events:
+        events = planner.observe(step, exchange, next_step=next_step)
+        if planner.plan is not before:
+            self._announce(planner.plan)
+        for event in events:
             self._emit(event)
 
     def _give_up(self, planner: SharePlanner, step: int, error: Exception) -> None:
@@ -181,12 +178,6 @@ class Shares:
         reason = f"plain all-reduce for the rest of the run: {fault_in_words(error)}"
         plan = self._announce(SharesInForce(planner.plan.epoch + 1, step, None, None, reason))
         self._emit(SharesPlanned(plan.first_step, plan.epoch, None, None, None, reason))
-
-    def _transfers(
-        self, rows: Sequence[tuple[int, int, float, float]], lasted_s: float
-    ) -> Transfers:
-        transfers = Transfers.from_rows(self._world_size + self._num_servers, rows)
-        return transfers.lasting(lasted_s) if lasted_s > 0 else transfers
 
     def _announce(self, plan: SharesInForce) -> SharesInForce:
         """Send all ranks a plan; return it with its first step."""

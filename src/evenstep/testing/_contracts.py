@@ -357,18 +357,6 @@ class PolicyContract:
                 f"nan to {decisions[0]}",
             )
 
-    @pytest.mark.parametrize("broken", [np.nan, 0.0, -1.0, np.inf])
-    def test_a_time_that_cannot_be_is_refused(
-        self, policy: AbstractPolicy[Any], broken: float
-    ) -> None:
-        """With the rank in the message, before the policy sees it; the state it has stays good."""
-        cluster, seconds_per_sample = Cluster(2, 96), np.array([0.01, 0.02])
-        before = drive(policy, cluster, seconds_per_sample, policy.init(cluster), 2)
-        with pytest.raises(ValueError, match=r"StepTimings\(compute_s=.*on rank 1"):
-            timed(before.batch_size, np.array([0.01, broken]))
-        after = drive(policy, cluster, seconds_per_sample, before, 2)
-        feasible(policy, after, cluster, f"after a time of {broken}")
-
     def test_a_level_step_leaves_the_sizes(self, policy: AbstractPolicy[Any]) -> None:
         """As promised by ``Decision.level``: whatever came before, and whichever rank was first."""
         for seed in range(30):

@@ -11,6 +11,7 @@ import traceback
 import warnings
 from collections.abc import Callable
 from datetime import timedelta
+from logging.handlers import BufferingHandler
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from time import monotonic
@@ -28,23 +29,6 @@ As long as nothing else has started the fork server before: it loads nothing lat
 
 class WorkerFailed(RuntimeError):
     """A worker raised, or ended without a result; the message holds its own traceback."""
-
-
-class _Faults(logging.Handler):
-    """Keeps what evenstep logs of its own faults, after which training continues without balancing.
-
-    Attributes:
-        texts: of them, with tracebacks.
-    """
-
-    def __init__(self) -> None:
-        super().__init__(logging.ERROR)
-        self.texts: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        """Keep a record if it is one."""
-        if INTERNAL_FAULT in record.getMessage():
-            self.texts.append(logging.Formatter().format(record))
 
 
 def run_workers(
@@ -147,8 +131,10 @@ def _work(
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(world_size), LOCAL_RANK=str(rank))
     os.environ.update(LOCAL_WORLD_SIZE=str(world_size))  # one machine, as Accelerate has to know
     warnings.filterwarnings("error", category=RuntimeWarning, module=r"evenstep\b")  # as by NaN
-    faults = _Faults()
-    logging.getLogger("evenstep").addHandler(faults)
+    # evenstep logs its own faults, after which training continues without balancing.
+    logged = BufferingHandler(1000)
+    logged.addFilter(lambda record: INTERNAL_FAULT in record.getMessage())
+    logging.getLogger("evenstep").addHandler(logged)
     try:
         keys = dist.FileStore(store, world_size)  # type: ignore[attr-defined]
         dist.init_process_group(
@@ -162,8 +148,8 @@ def _work(
         keys.set(f"connected {rank}", "")
         keys.wait([f"connected {other}" for other in range(world_size)])
         result = function(rank, *arguments)
-        if faults.texts and not allow_faults:
-            raise WorkerFailed("\n".join(faults.texts))
+        if logged.buffer and not allow_faults:
+            raise WorkerFailed("\n".join(map(logged.format, logged.buffer)))
         # By value: a tensor in shared memory would go away with its process.
         pipe.send_bytes(pickle.dumps((True, result)))
     except BaseException:

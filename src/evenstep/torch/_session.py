@@ -394,7 +394,8 @@ class Session:
         recorder = wrapping.recorder(device, clues)
         observers = wrapping.observers(self.exchange, recorder)
         if parts.reduction is not None:
-            observers.append(parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit))
+            parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit)
+            observers.append(parts.reduction)
         self.steps.open(
             self.exchange,
             recorder,

@@ -67,7 +67,6 @@ def open_reduction(network: Network, crew: Crew, runtime: Runtime) -> Reduction:
         order=crew.order,
         num_workers=crew.num_workers,
         timeout_s=timeout_s(runtime),
-        option="Runtime(hang_s=...)",
     )
     reduction.reducer.start()
     return reduction

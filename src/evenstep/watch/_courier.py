@@ -15,10 +15,10 @@ from typing import NamedTuple, Protocol, TextIO, final
 
 import numpy as np
 
-from .._diagnosis import Cause, Diagnoser, Diagnosis, FoundCause, Phase, accounted, diagnosed
+from .._diagnosis import Cause, Diagnoser, Phase, accounted
 from .._host import HostReader
 from .._telemetry import JsonLines, versions_here
-from ..events import Event, RunEnded, RunStarted, StepMeasured
+from ..events import Event, RunEnded, RunStarted, StepMeasured, WaitingDiagnosed
 from ._advice_text import advice_notes
 from ._start_watch import SHOWN, SUMMARY, WatchSettings
 from ._step_records import (
@@ -56,30 +56,30 @@ def who(rank: int, hosts: Sequence[str]) -> str:
     return f"rank {rank} ({host})" if host else f"rank {rank}"
 
 
-def sentence(diagnosis: Diagnosis, hosts: Sequence[str]) -> str:
+def sentence(diagnosis: WaitingDiagnosed, hosts: Sequence[str]) -> str:
     """Return who waits for whom and why, in one sentence."""
     if not diagnosis.num_steps:
         return f"{diagnosis.no_verdict}."
     waiting = f"{100 * diagnosis.waiting_share:.0f} % of the time is waiting"
-    if not diagnosis.found:
+    if not diagnosis.causes:
         return f"{waiting}: {diagnosis.no_verdict}." if diagnosis.no_verdict else f"{waiting}."
-    first, *others = diagnosis.found
-    more = "".join(f"; {_because(one, hosts)}" for one in others[:2])
-    return f"{waiting}, {_because(first, hosts)}{more}."
+    both = zip(diagnosis.causes, diagnosis.ranks, strict=True)
+    reasons = [_because(cause, rank, hosts) for cause, rank in both]
+    return f"{waiting}, {'; '.join(reasons[:3])}."
 
 
-def _because(found: FoundCause, hosts: Sequence[str]) -> str:
-    reason = f"because of {_WORDS[found.cause]}"
-    return reason if found.rank is None else f"for {who(found.rank, hosts)}, {reason}"
+def _because(cause: str, rank: int, hosts: Sequence[str]) -> str:
+    reason = f"because of {_WORDS[Cause(cause)]}"
+    return reason if rank < 0 else f"for {who(rank, hosts)}, {reason}"
 
 
-def live_line(diagnosis: Diagnosis, hosts: Sequence[str]) -> str:
+def live_line(diagnosis: WaitingDiagnosed, hosts: Sequence[str]) -> str:
     """Return the line on the newest steps."""
     lasts = f", {diagnosis.step_s:.3g} s a step" if diagnosis.num_steps else ""
     return f"evenstep watch: step {diagnosis.step}{lasts}: {sentence(diagnosis, hosts)}"
 
 
-def summary(diagnosis: Diagnosis, hosts: Sequence[str], notes: Sequence[str] = ()) -> str:
+def summary(diagnosis: WaitingDiagnosed, hosts: Sequence[str], notes: Sequence[str] = ()) -> str:
     """Return what is said at the end, as lines.
 
     Args:
@@ -90,14 +90,12 @@ def summary(diagnosis: Diagnosis, hosts: Sequence[str], notes: Sequence[str] = (
     lines = [sentence(diagnosis, hosts)]
     if diagnosis.num_steps:
         lines[0] = f"{diagnosis.num_steps} steps, {diagnosis.step_s:.3g} s each: {lines[0]}"
-    for found in diagnosis.found:
-        lines += [f"  {_heading(found, hosts)}: {found.evidence}", f"    {found.remedy}"]
+    columns = diagnosis.causes, diagnosis.ranks, diagnosis.lost_share
+    said = diagnosis.evidence, diagnosis.remedy
+    for cause, rank, share, evidence, remedy in zip(*columns, *said, strict=True):
+        where = "" if rank < 0 else f" of {who(rank, hosts)}"
+        lines += [f"  {cause}{where}, {100 * share:.0f} % of the time: {evidence}", f"    {remedy}"]
     return "".join(f"evenstep watch: {line}\n" for line in (*lines, *notes))
-
-
-def _heading(found: FoundCause, hosts: Sequence[str]) -> str:
-    where = "" if found.rank is None else f" of {who(found.rank, hosts)}"
-    return f"{found.cause}{where}, {100 * found.lost_share:.0f} % of the time"
 
 
 _LEAST_US = 100_000  # of rank 0 in one event
@@ -205,7 +203,7 @@ class WatchLeader:
         else:
             self._write_steps()
             diagnosis = self._diagnoser.diagnose(whole_run=True)
-            self._write(diagnosed(diagnosis))
+            self._write(diagnosis)
             self._write(RunEnded(self._num_steps))
             share = 100 * own_s / max(self._spent_s, own_s)
             took = f"watching took {share:.2g} % of rank 0's time"
@@ -233,7 +231,7 @@ class WatchLeader:
         """Write a line."""
         self._num_spoken = self._num_steps
         diagnosis = self._diagnoser.diagnose()
-        self._write(diagnosed(diagnosis))
+        self._write(diagnosis)
         print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
 
     def _advice(self, run: WatchedRun) -> Sequence[str]:
@@ -247,7 +245,7 @@ class WatchLeader:
     def _hosts(self) -> tuple[str, ...]:
         return tuple(hello.host for hello in self._hellos)
 
-    def _summary(self, diagnosis: Diagnosis, notes: Sequence[str] = ()) -> str:
+    def _summary(self, diagnosis: WaitingDiagnosed, notes: Sequence[str] = ()) -> str:
         return summary(diagnosis, self._hosts, notes)
 
     def _begin_summary(self) -> None:

@@ -77,5 +77,6 @@ def followed_late(aggregation, links, *, delay, num_steps=50, factor=1.0):
         )
         if shares is not None:
             done = replace(done, exchange_s=factor * done.exchange_s)
-        plans.append(planner.observe(step, done, next_step=step + delay).plan)
+        planner.observe(step, done, next_step=step + delay)
+        plans.append(planner.plan)
     return planner, is_shared

@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 
 from evenstep.events import MeasurementRejected, PolicyFailed
-from evenstep.network import OptimalShares, SharePlanner
+from evenstep.network import OptimalShares, SharePlanner, exchange_s, optimal_shares
 from evenstep.network._following._link_tracker import ObservedExchange, Transfers
-from evenstep.network._following._share_planner import ShareChoice
+from evenstep.network._following._share_planner import links_of_servers
 from evenstep.network._following._share_trust import Probes, Trust
 from evenstep.network.sim import follow_links, known_links
 from evenstep.network.sim._shared_links import play_exchange
@@ -97,10 +97,8 @@ def test_an_all_reduce_that_cannot_be_is_refused():
     epoch = planner.plan.epoch
     for step in range(45):
         taken_s = 0.04 if step in (0, 36, 37, 39, 40) else ring_s
-        outcome = planner.observe(
-            step, ObservedExchange(planner.plan.epoch, taken_s), next_step=step + 1
-        )
-        told += outcome.events
+        done = ObservedExchange(planner.plan.epoch, taken_s)
+        told += planner.observe(step, done, next_step=step + 1)
     refused = [event for event in told if isinstance(event, MeasurementRejected)]
 
     assert len(refused) == 5
@@ -143,12 +141,13 @@ def test_the_shares_of_servers_do_not_wait_for_what_workers_carry():
     """A worker taken for slow hides what servers could do; shares suit them all the same."""
     aggregation = dedicated(servers=3, num_chunks=None)
     links = mbit(20, 100, 100, 100, 30, 120, 120)
-    choice = ShareChoice(OPTIMAL, aggregation)
-    shares = choice.on(links).shares
+    servers = links_of_servers(aggregation, links)
+    shares = optimal_shares(aggregation, servers)
 
     np.testing.assert_allclose(shares[4:], [1 / 9, 4 / 9, 4 / 9])
-    assert choice.seconds(links, shares) == pytest.approx(8e6 / (20 * MBIT))
-    assert choice.seconds_of_servers(links, shares) == pytest.approx(4 * 8e6 / (270 * MBIT))
+    assert exchange_s(aggregation, links, shares=shares) == pytest.approx(8e6 / (20 * MBIT))
+    whole_s = exchange_s(aggregation, servers, shares=shares)
+    assert whole_s == pytest.approx(4 * 8e6 / (270 * MBIT))
 
 
 def test_the_better_exchange_of_a_probe_counts_and_the_middle_one_of_a_trial():

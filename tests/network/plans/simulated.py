@@ -27,7 +27,7 @@ def gains_on_meshes(size):
         links = from_pairs(above + above.T + np.eye(size))
         equal_s = exchange_s(aggregation, links, shares=np.full(size, 1 / size))
         decisions = (
-            policy.update(aggregation, links, policy.init(aggregation).state)
+            policy.update(aggregation, links, policy.init(aggregation))
             for policy in (ProportionalShares(), OptimalShares(margin=0))
         )
         gains.append(

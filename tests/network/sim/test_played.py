@@ -1,5 +1,7 @@
 """Simulated exchanges move the bytes that were planned, and take what the model says."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -16,8 +18,8 @@ from evenstep.network import (
     optimal_shares,
 )
 from evenstep.network._plans._duration import ring_s
-from evenstep.network.sim import SharedLinksComm, follow_links, run_over_links
-from evenstep.network.sim._shared_links import play_exchange, timeline_s
+from evenstep.network.sim import follow_links, run_over_links, step_over_links_s
+from evenstep.network.sim._shared_links import play_exchange
 from evenstep.sim import Workload, run
 
 LINKS = Links(np.array([200.0, 200, 200, 50]) * 125_000)
@@ -56,27 +58,25 @@ def test_the_same_arguments_give_the_same_report():
 
 
 def test_a_simulated_step_ends_with_its_exchange():
-    """By shares as the timeline has it, by all-reduce a ring after the slowest."""
-    compute_s, shares = np.array([0.1, 0.2, 0.1, 0.1]), np.array([1, 1, 1, 0]) / 3
-    by_shares = SharedLinksComm(AGGREGATION, LINKS, shares, overlap=0.5)
+    """By all-reduce a ring after the slowest; in a simulated run as by itself."""
+    compute_s = np.array([0.1, 0.2, 0.1, 0.1])
+    plain_s = step_over_links_s(compute_s, AGGREGATION, LINKS)
+    assert plain_s == pytest.approx(0.2 + ring_s(AGGREGATION, LINKS))
 
-    assert by_shares(compute_s) == timeline_s(
-        compute_s, AGGREGATION, LINKS, shares=shares, overlap=0.5
-    )
-    assert SharedLinksComm(AGGREGATION, LINKS)(compute_s) == pytest.approx(
-        0.2 + ring_s(AGGREGATION, LINKS)
-    )
-    slope_s = np.full((3, 4), 0.01)
-    report = run("equal", Cluster(4, 40), Workload(np.zeros(4), slope_s), comm=by_shares)
+    case = {"aggregation": AGGREGATION, "links": LINKS, "shares": np.array([1, 1, 1, 0]) / 3}
+    by_shares = partial(step_over_links_s, **case)
+    workload = Workload(np.zeros(4), np.full((3, 4), 0.01))
+    report = run("equal", Cluster(4, 40), workload, comm=by_shares)
     assert report.step_s == pytest.approx(np.full(3, by_shares(np.full(4, 0.1))))
 
 
 def test_what_cannot_be_is_refused():
     """Overlaps past 1, and links of other ranks."""
-    with pytest.raises(ValueError, match=r"SharedLinksComm\(overlap="):
-        SharedLinksComm(AGGREGATION, LINKS, overlap=1.5)
-    with pytest.raises(ValueError, match="4 ranks"):
-        SharedLinksComm(AGGREGATION, Links(np.ones(3)))
+    for shares in (None, np.full(4, 0.25)):
+        with pytest.raises(ValueError, match=r"step_over_links_s\(overlap="):
+            step_over_links_s(np.ones(4), AGGREGATION, LINKS, shares=shares, overlap=1.5)
+        with pytest.raises(ValueError, match="4 ranks"):
+            step_over_links_s(np.ones(4), AGGREGATION, Links(np.ones(3)), shares=shares)
 
 
 V = 1_000_000
@@ -93,7 +93,7 @@ def test_no_samples_on_a_slow_link_make_a_step_longer():
     aggregation, links = case([10, 10, 10, 2])
     shares = np.array([1, 1, 1, 0]) / 3
     with_all, without = (
-        timeline_s(0.01 * np.array(sizes), aggregation, links, shares=shares)
+        step_over_links_s(0.01 * np.array(sizes), aggregation, links, shares=shares)
         for sizes in ([16, 16, 16, 16], [64 / 3, 64 / 3, 64 / 3, 0])
     )
 
@@ -110,7 +110,7 @@ def test_the_timeline_is_between_the_closed_forms(seed, chunks):
     aggregation, links = case(random.uniform(2, 16, size), chunks=chunks)
     shares = random.dirichlet(np.ones(size))
     endless = Aggregation(size, V, num_chunks=None)
-    taken_s = timeline_s(np.zeros(size), aggregation, links, shares=shares)
+    taken_s = step_over_links_s(np.zeros(size), aggregation, links, shares=shares)
 
     assert taken_s >= exchange_s(endless, links, shares=shares) * (1 - 1e-9)
     if chunks is not None:
@@ -126,17 +126,11 @@ def test_later_gradients_never_end_a_step_earlier():
         compute_s = random.uniform(0, 0.5, 4)
         later_s = compute_s + random.uniform(0, 0.2, 4)
         one, other = (
-            timeline_s(each, aggregation, links, shares=shares) for each in (compute_s, later_s)
+            step_over_links_s(each, aggregation, links, shares=shares)
+            for each in (compute_s, later_s)
         )
-        hidden = timeline_s(compute_s, aggregation, links, shares=shares, overlap=0.7)
+        hidden = step_over_links_s(compute_s, aggregation, links, shares=shares, overlap=0.7)
         assert hidden <= one <= other
-
-
-def test_an_overlap_out_of_range_is_refused():
-    """By name."""
-    aggregation, links = case([1, 1, 1])
-    with pytest.raises(ValueError, match=r"timeline_s\(overlap="):
-        timeline_s(np.zeros(3), aggregation, links, shares=np.ones(3) / 3, overlap=2)
 
 
 SPEEDS = np.array([20.0, 30, 60, 80])
@@ -161,25 +155,27 @@ def ran(mbit, *, noise=0.0, jitter=0.0, policy="lbb"):
 def test_sizes_balance_computing_and_shares_the_exchange():
     """The sizes of computing alone, and a step as long as the model of both says."""
     mbit = [150, 150, 150, 50]
-    found = ran(mbit)
-    sizes, shares = found.batch_size[-1], found.plans[-1].shares
+    report, found = ran(mbit)
+    sizes, shares = report.batch_size[-1], found.plans[-1].shares
     times, links = AffineTime(FIXED_S, 1 / SPEEDS), Links(np.array(mbit) * 125_000.0)
 
     assert shares is not None
     assert abs(sizes - allocate(times, CLUSTER)).max() <= 1  # a policy's own rounding
-    by_shares = SharedLinksComm(OVER_LINKS_AGGREGATION, links, shares)(times.seconds(sizes))
-    plain = SharedLinksComm(OVER_LINKS_AGGREGATION, links)(times.seconds(sizes))
-    assert found.step_s[-1] == pytest.approx(by_shares)
+    by_shares, plain = (
+        step_over_links_s(times.seconds(sizes), OVER_LINKS_AGGREGATION, links, shares=each)
+        for each in (shares, None)
+    )
+    assert report.step_s[-1] == pytest.approx(by_shares)
     assert by_shares < 0.95 * plain
 
 
 def test_the_same_arguments_give_the_same_run():
     """Noise and all."""
     settings = {"noise": 0.1, "jitter": 0.05, "policy": "auto"}
-    one, other = (ran([200, 150, 100, 50], **settings) for _ in range(2))
+    (one, followed), (other, again) = (ran([200, 150, 100, 50], **settings) for _ in range(2))
 
     assert one.step_s.tolist() == other.step_s.tolist()
-    assert one.events == other.events
+    assert followed.events == again.events
 
 
 def test_what_does_not_fit_is_refused():
@@ -187,7 +183,10 @@ def test_what_does_not_fit_is_refused():
     links = Links(np.full(4, 1e6))
     shares = SharePlanner(OptimalShares(), Aggregation(4, 1_000_000))
     workload = Workload(FIXED_S, np.tile(1 / SPEEDS, (3, 1)))
-    with pytest.raises(ValueError, match=r"run_over_links\(cluster="):
-        run_over_links("auto", Cluster(3, 9), workload, [links], shares)
+    with pytest.raises(ValueError, match=r"sim.run\(cluster="):
+        run_over_links("auto", Cluster(3, 9), workload, [links] * 3, shares)
+    others = SharePlanner(OptimalShares(), Aggregation(3, 1_000_000))
+    with pytest.raises(ValueError, match=r"run_over_links\(shares="):
+        run_over_links("auto", CLUSTER, workload, [links] * 3, others)
     with pytest.raises(ValueError, match=r"run_over_links\(links="):
         run_over_links("auto", CLUSTER, workload, [links] * 4, shares)

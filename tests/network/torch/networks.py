@@ -21,7 +21,7 @@ from evenstep import Cluster, Decision, StepTimings
 from evenstep.events import Event, ExchangeMeasured, SharesPlanned
 from evenstep.exceptions import WorkerLostError
 from evenstep.network import Split
-from evenstep.network._following._share_planner import ShareOutcome, SharesInForce
+from evenstep.network._following._share_planner import SharesInForce
 from evenstep.policies import AbstractPolicy, Fixed
 from evenstep.torch import Balancer, Network, Runtime
 
@@ -39,7 +39,7 @@ class DrawnShares:
         self.seen: list[tuple[int, Any]] = []
         self._world_size = world_size
 
-    def observe(self, step: int, exchange: Any, *, next_step: int) -> ShareOutcome:
+    def observe(self, step: int, exchange: Any, *, next_step: int) -> list[Event]:
         self.seen.append((step, exchange))
         epoch = self.plan.epoch + 1
         parts = None
@@ -49,7 +49,7 @@ class DrawnShares:
             shares[epoch % self._world_size] = 0.0
             parts = Split.of((shares / shares.sum()).numpy()).parts
         self.plan = SharesInForce(epoch, next_step, parts, None, "drawn")
-        return ShareOutcome(self.plan, ())
+        return []
 
 
 @final

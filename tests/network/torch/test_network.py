@@ -8,8 +8,7 @@ import torch
 
 from evenstep.events import SharesPlanned
 from evenstep.network import EqualShares, OptimalShares, ProportionalShares
-from evenstep.network._following._share_planner import SharesInForce
-from evenstep.network._messages import Shares, SharesReport
+from evenstep.network._messages import Shares, SharesReply, SharesReport
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Network
 
@@ -135,9 +134,9 @@ class Broken(DrawnShares):
 def shared(both, lag=0, emitted=None):
     """Both ranks' shares, carried by their exchanges."""
     found = []
-    for rank, exchange in enumerate(both):
+    for exchange in both:
         emit = print if emitted is None else emitted.put
-        shares = Shares(rank, 2, send_all=exchange.send_to_workers, lag=lag, emit=emit)
+        shares = Shares(2, send_all=exchange.send_to_workers, lag=lag, emit=emit)
         exchange.add(shares)
         found.append(shares)
     return found
@@ -202,9 +201,9 @@ def test_a_planner_that_fails_ends_in_plain_all_reduce(caplog):
 
 def test_a_plan_holds_from_its_first_step_on():
     """Also where several arrived before."""
-    shares = Shares(1, 2, send_all=print, lag=0, emit=print)
+    shares = Shares(2, send_all=print, lag=0, emit=print)
     for epoch, first_step in ((1, 4), (2, 7)):
-        shares.add(SharesInForce(epoch, first_step, None, None, ""))
+        shares.received(0, SharesReply((epoch, first_step, None, None, "", None)))
     found = [shares.at(step) for step in range(3, 9)]
 
     assert [None if plan is None else plan.epoch for plan in found] == [None, 1, 1, 1, 2, 2]

@@ -5,6 +5,7 @@ import signal
 import threading
 from dataclasses import replace
 from itertools import product
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -208,15 +209,14 @@ class Collected(DrawnShares):
 
     def observe(self, step, exchange, *, next_step):
         """Keep it."""
-        outcome = super().observe(step, exchange, next_step=next_step)
+        events = super().observe(step, exchange, next_step=next_step)
         self.plan = SharesInForce(0, 0, None, None, "as ever")
-        return type(outcome)(self.plan, ())
+        return events
 
 
 def shares_of(num_workers, num_servers):
     """Shares of rank 0 with a planner that only looks, and what closes them."""
     shares = Shares(
-        0,
         num_workers,
         send_all=lambda message: None,
         lag=0,
@@ -313,44 +313,34 @@ def test_an_evaluation_on_a_server_has_no_part():
     assert math.isnan(validation.mean()["loss"])
 
 
+def watching(errors, **options):
+    """A server's watch over a reducer that is in the middle of a sum, and notes how it failed."""
+    reducer = SimpleNamespace(fail=errors.append, is_idle=False)
+    options = {"grace_s": -1.0, "framework": PLAIN, **options}
+    return ServerWatch(["a", "b"], reducer, None, **options), reducer
+
+
 def test_a_server_hears_of_the_end_once():
     """Rank 0 that leaves after its goodbye is no loss, and a server that is not told ends too."""
-    ends = []
-    busy = [True]
-    watch = ServerWatch(
-        ["a", "b"],
-        fail=ends.append,
-        ask=print,
-        end=lambda: ends.append("end"),
-        is_idle=lambda: not busy,
-        grace_s=-1.0,
-        framework=PLAIN,
-    )
+    errors = []
+    watch, reducer = watching(errors)
     watch.received(0, msgspec.msgpack.encode([["Goodbye", 7, 7, 2, None]]))
     watch.lost(0, "its connection closed")
     watch.tick()
-    assert not ends  # the last sums are on their way to a worker with a slow link
-    busy.clear()
+    assert not errors  # the last sums are on their way to a worker with a slow link
+    reducer.is_idle = True
     watch.tick()
 
-    assert watch.ended(within_s=0) == 2
-    assert ends == ["end"]
+    assert watch.num_loops == 2
+    assert [str(error) for error in errors] == ["Training has ended."]
     watch.check()
 
 
 def test_a_server_stuck_with_a_lost_rank_is_ended():
     """Its own thread could tell nobody; and what is lost is told to whoever sums, once."""
     losses, ended = [], []
-    watch = ServerWatch(
-        ["a", "b"],
-        fail=losses.append,
-        ask=print,
-        end=pytest.fail,
-        is_idle=lambda: True,
-        grace_s=-1.0,
-        framework=replace(PLAIN, is_stuck=lambda thread_id: thread_id == threading.get_ident()),
-        abort=ended.append,
-    )
+    here = replace(PLAIN, is_stuck=lambda thread_id: thread_id == threading.get_ident())
+    watch, _ = watching(losses, framework=here, abort=ended.append)
     watch.received(
         0, msgspec.msgpack.encode([["Answer", 7, 9, 6, False], ["RankLost", 1, "it is silent", 6]])
     )
@@ -379,15 +369,7 @@ def test_a_step_may_take_as_long_as_the_user_says():
 def test_a_message_that_a_server_has_no_use_for_ends_the_run_by_name(row, words):
     """It is never dropped: a later version may mean something by it."""
     losses = []
-    watch = ServerWatch(
-        ["a", "b"],
-        fail=losses.append,
-        ask=print,
-        end=pytest.fail,
-        is_idle=lambda: True,
-        grace_s=1.0,
-        framework=PLAIN,
-    )
+    watch, _ = watching(losses)
     watch.received(0, msgspec.msgpack.encode([row]))
 
     with pytest.raises(WorkerLostError, match=rf"Rank 0 on a was lost: it sent .*{words}"):

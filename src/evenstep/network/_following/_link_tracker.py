@@ -27,25 +27,11 @@ class Transfers:
             do not count, as their lengths say nothing about links, ``(world_size, world_size)``.
         busy_s: for how long each rank's link was in use, up and down, 0 where nothing came,
             ``(2, world_size)``.
-
-    Raises:
-        ValueError: the first two are no square arrays of the same size, or the third has not two
-            rows of as many ranks.
     """
 
     num_bytes: FloatArray
     seconds: FloatArray
     busy_s: FloatArray
-
-    def __post_init__(self) -> None:
-        shape = self.num_bytes.shape
-        if len(shape) != 2 or shape[0] != shape[1] or self.seconds.shape != shape:
-            got = f"{shape} and {self.seconds.shape}"
-            rule, remedy = "be two square arrays of the same size", "Give a row per sender."
-            raise invalid("Transfers(num_bytes=..., seconds=...)", rule, got, remedy)
-        if self.busy_s.shape != (2, len(self.num_bytes)):
-            rule, remedy = f"have shape (2, {len(self.num_bytes)})", "Give a row per direction."
-            raise invalid("Transfers(busy_s=...)", rule, self.busy_s.shape, remedy)
 
     @classmethod
     def from_rows(cls, world_size: int, rows: Iterable[tuple[int, int, float, float]]) -> Self:
@@ -125,18 +111,14 @@ class Transfers:
         known = np.isfinite(self.num_bytes) & np.isfinite(self.seconds)
         good = known & (self.num_bytes >= 0) & (self.seconds >= 0)
         good &= (self.seconds > 0) | (self.num_bytes == 0)
-        if good.all():
-            return self._busy_problem()
-        sender, receiver = np.argwhere(~good)[0].tolist()
-        size, seconds = self.num_bytes[sender, receiver], self.seconds[sender, receiver]
-        return receiver, f"{size} bytes from rank {sender} in {seconds} s"
-
-    def _busy_problem(self) -> tuple[int, str] | None:
-        good = (np.isfinite(self.busy_s) & (self.busy_s >= 0)).all(axis=0)
-        if good.all():
+        if not good.all():
+            sender, receiver = np.argwhere(~good)[0].tolist()
+            size, seconds = self.num_bytes[sender, receiver], self.seconds[sender, receiver]
+            return receiver, f"{size} bytes from rank {sender} in {seconds} s"
+        wrong = np.flatnonzero(~(np.isfinite(self.busy_s) & (self.busy_s >= 0)).all(axis=0))
+        if not len(wrong):
             return None
-        rank = int(np.argmin(good))
-        return rank, f"links in use for {self.busy_s[:, rank].tolist()} s"
+        return int(wrong[0]), f"links in use for {self.busy_s[:, wrong[0]].tolist()} s"
 
     def seen(self, least_bytes: float) -> NDArray[np.bool_]:
         """Return which ways between two ranks had that many bytes at least, and took time."""
@@ -344,8 +326,8 @@ def _explained(links: Links, num_bytes: FloatArray, rate: FloatArray, doubt: flo
     A link that was not expected to be full may have lost little to noise, and much more would be
     made of it: all that it was not asked for.
     """
-    fair = fair_transfers(num_bytes, links)
-    usual = divided(num_bytes, fair.seconds, num_bytes > 0)
+    fair_s, expected = fair_transfers(num_bytes, links)
+    usual = divided(num_bytes, fair_s, num_bytes > 0)
     asked = both_ways(usual)
     ratio = divided(both_ways(rate), asked, asked > 0, 1.0)
     lost = np.maximum(usual - rate, 0.0)
@@ -353,8 +335,8 @@ def _explained(links: Links, num_bytes: FloatArray, rate: FloatArray, doubt: flo
     sends, gets = ratio * np.sqrt(ratio[::-1])
     sender_fell, receiver_fell = sends[:, None] <= gets, gets <= sends[:, None]
     at_fault = np.stack([_most(lost, sender_fell, 1), _most(lost, receiver_fell, 0)])
-    before, expected = _both(links), np.stack([fair.up_bytes_per_s, fair.down_bytes_per_s])
-    full, carried = expected >= FULL * before, expected * ratio
+    before, carried = _both(links), expected * ratio
+    full = expected >= FULL * before
     slower = at_fault & (full | (np.log(np.maximum(ratio, 1e-9)) < -doubt))
     moved = (expected > 0) & (ratio > 0) & ((carried > before) | slower)
     return _with(links, np.where(moved, carried, before))

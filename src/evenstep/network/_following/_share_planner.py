@@ -33,7 +33,7 @@ from ._link_tracker import (
     links_alike,
     links_apart,
 )
-from ._share_trust import PlainTrials, Probes, ServerProbes, Trust
+from ._share_trust import MAY_COST, PlainTrials, Probes, Trust
 
 
 @final
@@ -72,102 +72,25 @@ class SharesInForce:
         return self.parts is not None and not is_over
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ShareOutcome:
-    """What followed from one exchange.
-
-    Attributes:
-        plan: what holds from now on; the very same object if nothing changed.
-        events: the facts, in order.
-    """
-
-    plan: SharesInForce
-    events: tuple[Event, ...]
-
-
 PROBE_EQUAL = 0.25  # part of a probe that goes to all alike, whatever was known of the links
 MOST_PROBE = 4.0  # times all-reduce, or best shares, that a probe may take by what was known
 SERVER_PROBE, LEAST_PROBED = 1.4, 0.02  # times its part that a server gets to see what it carries
+SERVER_PROBE_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
 
 
-@final
-class ShareChoice:
-    """A policy at work on one aggregation: its state, and the links as it is shown them.
+def links_of_servers(aggregation: Aggregation, links: Links) -> Links:
+    """Return the links, those of ranks that only work so fast that they are no limit.
 
-    Args:
-        policy: decides the shares.
-        aggregation: what is summed, by whom, in how many chunks.
+    What they carry is hard to distinguish from what servers let them have; no shares change it:
+    those that suit the servers are as good as any, at least in many chunks.
     """
-
-    def __init__(self, policy: AbstractSharePolicy[Any], aggregation: Aggregation) -> None:
-        self._policy, self._aggregation = policy, aggregation
-        self._state = policy.init(aggregation).state
-
-    def on(self, links: Links) -> ShareDecision[Any]:
-        """Return what the policy decides on links, whatever those carry that have no share.
-
-        Raises:
-            UserMistake: a user's policy raised, or what it gave are no shares.
-        """
-        hopeful = self._hopeful(links)
-        with blaming(self._policy):
-            decision = self._policy.update(self._aggregation, hopeful, self._state)
-            check_shares("plan_shares", self._aggregation, decision.shares)
-        return decision
-
-    def keep(self, decision: ShareDecision[Any]) -> None:
-        """Note that the decision is in force."""
-        self._state = decision.state
-
-    def to_probe(self, links: Links | None) -> FloatArray:
-        """Return shares that show the links: equal ones, or nearer to what was best.
-
-        The nearer, the longer a link that is known to be slow would keep all waiting.
-        """
-        probed: FloatArray = equal_shares(self._aggregation)
-        if links is None:
-            return probed
-        equal, best = probed, self.on(links).shares
-        most_s = MOST_PROBE * max(self.seconds(links, None), self.seconds(links, best))
-        for halvings in range(8):
-            part = PROBE_EQUAL / 2**halvings
-            probed = part * equal + (1 - part) * best
-            if self.seconds(links, probed) <= most_s:
-                break
-        return probed
-
-    def to_probe_server(self, shares: FloatArray, rank: int) -> FloatArray:
-        """Return shares of which one rank has more, to see whether its link carries that."""
-        probed = shares.copy()
-        probed[rank] = max(SERVER_PROBE * probed[rank], LEAST_PROBED)
-        probed /= probed.sum()
-        return probed
-
-    def seconds(self, links: Links, shares: FloatArray | None) -> float:
-        """Return what an exchange takes, by a ring without shares."""
-        if shares is None:
-            return ring_s(self._aggregation, links)
-        return exchange_s(self._aggregation, links, shares=shares)
-
-    def seconds_of_servers(self, links: Links, shares: FloatArray) -> float:
-        """Return what an exchange takes if ranks that only work are no limit."""
-        return self.seconds(self._hopeful(links), shares)
-
-    def _hopeful(self, links: Links) -> Links:
-        """Return the links, those of ranks that only work so fast that they are no limit.
-
-        What they carry is hard to distinguish from what servers let them have; no shares change it:
-        those that suit the servers are as good as any, at least in many chunks.
-        """
-        aggregation = self._aggregation
-        only_work = aggregation.is_worker & ~aggregation.is_server
-        up, down = links.up_bytes_per_s, links.down_bytes_per_s
-        return replace(
-            links,
-            up_bytes_per_s=np.where(only_work, up.sum(), up),
-            down_bytes_per_s=np.where(only_work, down.sum(), down),
-        )
+    only_work = aggregation.is_worker & ~aggregation.is_server
+    up, down = links.up_bytes_per_s, links.down_bytes_per_s
+    return replace(
+        links,
+        up_bytes_per_s=np.where(only_work, up.sum(), up),
+        down_bytes_per_s=np.where(only_work, down.sum(), down),
+    )
 
 
 NUM_PLAIN = 2  # exchanges at the start by all-reduce: what shares have to beat is measured first
@@ -215,7 +138,9 @@ class SharePlanner:
         margin: the gain over plain all-reduce that shares need, at least 0.
 
     Attributes:
-        plan: the plan in force from ``plan.first_step`` on.
+        plan: the plan in force from ``plan.first_step`` on; the very same object until another one
+            follows.
+        aggregation: as above.
 
     Raises:
         ValueError: ``margin`` is out of range.
@@ -229,12 +154,13 @@ class SharePlanner:
         margin: float = 0.15,
     ) -> None:
         check_range("SharePlanner(margin=...)", margin, "finite and at least 0", "0.15 is 15 %.")
-        self._aggregation, self._margin = aggregation, margin
-        self._choice = ShareChoice(policy, aggregation)
+        self.aggregation, self._margin = aggregation, margin
+        self._policy, self._state = policy, policy.init(aggregation)
         self._trust = Trust()
         self._probes, self._plain_trials = Probes(), PlainTrials()
         self._num_seen = self._num_lost = 0
-        self._server_probes = ServerProbes(aggregation)
+        self._servers = np.flatnonzero(aggregation.is_server).tolist()
+        self._num_shared, self._saved = 0, 0.0  # for probes of servers, in exchanges
         self._is_server_probe = False  # the last plan is in force, but for one server's part
         self._probe_no = 0  # exchanges of the probe under way, this one included; 0 without one
         self._reported: Links | None = None
@@ -246,17 +172,12 @@ class SharePlanner:
         self.plan = SharesInForce(0, 0, None, None, f"plain all-reduce: {why}")
 
     @property
-    def aggregation(self) -> Aggregation:
-        """What is summed, on which ranks, in how many chunks."""
-        return self._aggregation
-
-    @property
     def links(self) -> Links | None:
         """The estimated links; None before anything is known."""
         return None if self._belief is None else self._belief.links
 
-    def observe(self, step: int, exchange: ObservedExchange, *, next_step: int) -> ShareOutcome:
-        """Return what follows from the exchange of one step.
+    def observe(self, step: int, exchange: ObservedExchange, *, next_step: int) -> list[Event]:
+        """Take in the exchange of one step, plan anew, and return what that says, in order.
 
         Impossible figures are named in an event and left out; so is a user's policy that fails.
 
@@ -269,7 +190,7 @@ class SharePlanner:
             ValueError: its transfers are of other ranks.
         """
         if problem := exchange.problem() or self._impossible(exchange):
-            return ShareOutcome(self.plan, (MeasurementRejected(step, *problem),))
+            return [MeasurementRejected(step, *problem)]
         self._num_seen += 1
         events = self._learn(step, exchange)
         newest = exchange.plan_epoch == self.plan.epoch
@@ -283,14 +204,14 @@ class SharePlanner:
                     events += self._fall_back(next_step, self.links, reason)
                 elif self.plan.parts is None:  # it is asked again when the next probe is due
                     self._probes.done(self._trust.plain_s, changed=False)
-        return ShareOutcome(self.plan, tuple(events))
+        return events
 
     def _impossible(self, exchange: ObservedExchange) -> tuple[int, str] | None:
         """Return what is wrong with an all-reduce, if known links are too slow for it."""
         if exchange.transfers is not None or self.links is None or self._probe_no:
             return None
-        least_s = ring_s(self._aggregation, self.links)
-        return self._trust.problem(exchange.exchange_s, least_s, self._aggregation.num_bytes)
+        least_s = ring_s(self.aggregation, self.links)
+        return self._trust.problem(exchange.exchange_s, least_s, self.aggregation.num_bytes)
 
     def _learn(self, step: int, exchange: ObservedExchange) -> list[Event]:
         """Take in how long it took, and what that says of links."""
@@ -305,21 +226,21 @@ class SharePlanner:
             events += self._report_links(step)
         if self.links is not None and exchange.plan_epoch == self.plan.epoch:
             shares = None if exchange.transfers is None else self.plan.shares
-            predicted_s = self._choice.seconds(self.links, shares)
+            predicted_s = self._seconds(self.links, shares)
             if shares is not None and predicted_s > 0:
                 self._trust.see_shares(took_s, predicted_s, plan_epoch=self.plan.epoch)
-            self._trust.compare_plain(self._choice.seconds(self.links, None))
+            self._trust.compare_plain(self._seconds(self.links, None))
         return [*events, ExchangeMeasured(step, exchange.plan_epoch, took_s, predicted_s)]
 
     def _follow(self, transfers: Transfers) -> None:
         if not transfers.seen(1).any():
             return  # ranges too short to be timed
         if self._belief is not None:
-            only_serves = ~self._aggregation.is_worker
+            only_serves = ~self.aggregation.is_worker
             self._belief = self._belief.update(transfers, only_serves=only_serves)
-            if self._belief.changed(self._aggregation.is_server):
+            if self._belief.changed(self.aggregation.is_server):
                 self._plain_trials.changed()
-            self._plain_trials.see(transfers.rates()[:, self._aggregation.is_worker])
+            self._plain_trials.see(transfers.rates()[:, self.aggregation.is_worker])
         elif transfers.seen(LEAST_BYTES).any():
             self._belief = LinkTracker.first(transfers)
 
@@ -350,7 +271,7 @@ class SharePlanner:
             return self._adopt(next_step, None, self._trust.plain_s, f"plain all-reduce: {why}")
         if self._probe_no:
             return self._after_probe(links, next_step)
-        if complaint := self._trust.complaint(ring_s(self._aggregation, links)):
+        if complaint := self._trust.complaint(ring_s(self.aggregation, links)):
             return self._fall_back(next_step, links, complaint)
         return (
             self._plan_again(links, next_step)
@@ -361,18 +282,34 @@ class SharePlanner:
     def _probe(self, next_step: int, reason: str) -> list[Event]:
         """Have an exchange that shows the links: by equal shares, or nearer to what was best."""
         self._trust.forget_shares()
-        shares, links = self._choice.to_probe(self.links), self.links
-        predicted_s = None if links is None else self._choice.seconds(links, shares)
+        links, shares, predicted_s = self.links, equal_shares(self.aggregation), None
+        if links is not None:
+            shares = self._shares_to_probe(links)
+            predicted_s = self._seconds(links, shares)
         parts = Split.of(shares).parts
         return self._adopt(next_step, parts, predicted_s, reason, probe_no=1, is_brief=True)
 
+    def _shares_to_probe(self, links: Links) -> FloatArray:
+        """Return shares that are the nearer to the best, the longer equal ones would take.
+
+        A link that is known to be slow would keep all waiting.
+        """
+        equal, best = equal_shares(self.aggregation), self._decided(links).shares
+        most_s = MOST_PROBE * max(self._seconds(links, None), self._seconds(links, best))
+        for halvings in range(8):
+            part = PROBE_EQUAL / 2**halvings
+            probed: FloatArray = part * equal + (1 - part) * best
+            if self._seconds(links, probed) <= most_s:
+                break
+        return probed
+
     def _after_probe(self, links: Links, next_step: int) -> list[Event]:
         """Act on what a probe showed: its better exchange decides; slower shares end soon."""
-        number, decision = self._probe_no, self._choice.on(links)
+        number, decision = self._probe_no, self._decided(links)
         margin = self._margin * (MEASURED if self._helped else 1.0)
         shares_s = self._trust.best_of(max(1, number - 1))
         wins, reason = self._trust.compared(shares_s, margin)
-        at_best_s = self._choice.seconds_of_servers(links, decision.shares)
+        at_best_s = self._seconds_of_servers(links, decision.shares)
         is_sure = number > 1 or self._trust.promises(at_best_s, 1 / (1 + margin))
         if number > 1:  # once more, if all-reduce took longer
             goes_on = number < NUM_OF_PROBE and not wins and self._trust.compared(shares_s, 0.0)[0]
@@ -394,7 +331,7 @@ class SharePlanner:
         wins, reason = self._trust.compared(shares_s, min(STAYS, self._margin))
         self._plain_trials.done(faster=not wins)
         if wins:
-            return self._begin(self._choice.on(links), links, next_step, reason)
+            return self._begin(self._decided(links), links, next_step, reason)
         return self._fall_back(next_step, links, reason, shares_s)
 
     def _try_plain(self, next_step: int) -> list[Event]:
@@ -406,16 +343,26 @@ class SharePlanner:
         return self._adopt(next_step, None, None, reason, probe_no=1)
 
     def _probe_server(self, links: Links, next_step: int) -> list[Event]:
-        """Give one server more than its part for one exchange, in turns."""
-        rank = self._server_probes.due()
-        if rank is None:
+        """Give one server more than its part for one exchange of 25, in turns.
+
+        A link shows no more than it is asked for, and a server that nothing goes to shows nothing.
+        One that is known to be very slow would keep all waiting: its turn is left out until 2 % of
+        what exchanges took make up for it.
+        """
+        self._num_shared += 1
+        self._saved += MAY_COST
+        turn, left = divmod(self._num_shared, SERVER_PROBE_EVERY)
+        if left or len(self._servers) < 2:
             return []
         assert self.plan.shares is not None
-        shares = self._choice.to_probe_server(self.plan.shares, rank)
-        seconds = self._choice.seconds(links, shares)
-        cost = seconds / self._choice.seconds(links, self.plan.shares) - 1
-        if not self._server_probes.afford(cost):
+        rank, shares = self._servers[turn % len(self._servers)], self.plan.shares.copy()
+        shares[rank] = max(SERVER_PROBE * shares[rank], LEAST_PROBED)
+        shares /= shares.sum()
+        seconds = self._seconds(links, shares)
+        cost = seconds / self._seconds(links, self.plan.shares) - 1
+        if cost > self._saved:
             return []
+        self._saved -= cost
         reason = f"probing rank {rank}: whether its link carries more than it is asked for"
         events = self._adopt(next_step, Split.of(shares).parts, seconds, reason)
         self._is_server_probe = True
@@ -423,9 +370,9 @@ class SharePlanner:
 
     def _plan_again(self, links: Links, next_step: int) -> list[Event]:
         """Decide between the shares in force, others and all-reduce."""
-        decision = self._choice.on(links)
+        decision = self._decided(links)
         stays = min(STAYS, self._margin)
-        plan = plan_shares(self._aggregation, links, shares=decision.shares, margin=stays)
+        plan = plan_shares(self.aggregation, links, shares=decision.shares, margin=stays)
         wins, reason = self._trust.judge(plan, stays)
         self._num_lost = 0 if wins else self._num_lost + 1
         if self._num_lost >= LOSSES:
@@ -433,19 +380,41 @@ class SharePlanner:
         if self._is_server_probe:
             return self._adopt(next_step, plan.parts, plan.exchange_s, reason)
         assert self.plan.shares is not None
-        held_s = self._choice.seconds_of_servers(links, self.plan.shares)
-        best_s = self._choice.seconds_of_servers(links, plan.shares)
+        held_s = self._seconds_of_servers(links, self.plan.shares)
+        best_s = self._seconds_of_servers(links, plan.shares)
         if not wins or held_s <= best_s * (1 + LEAST_GAIN):
             return []
-        self._choice.keep(decision)
+        self._state = decision.state
         return self._adopt(next_step, plan.parts, plan.exchange_s, reason)
+
+    def _decided(self, links: Links) -> ShareDecision[Any]:
+        """Return what the policy decides on links, whatever those carry that have no share.
+
+        Raises:
+            UserMistake: a user's policy raised, or what it gave are no shares.
+        """
+        hopeful = links_of_servers(self.aggregation, links)
+        with blaming(self._policy):
+            decision = self._policy.update(self.aggregation, hopeful, self._state)
+            check_shares("plan_shares", self.aggregation, decision.shares)
+        return decision
+
+    def _seconds(self, links: Links, shares: FloatArray | None) -> float:
+        """Return what an exchange takes, by a ring without shares."""
+        if shares is None:
+            return ring_s(self.aggregation, links)
+        return exchange_s(self.aggregation, links, shares=shares)
+
+    def _seconds_of_servers(self, links: Links, shares: FloatArray) -> float:
+        """Return what an exchange takes if ranks that only work are no limit."""
+        return self._seconds(links_of_servers(self.aggregation, links), shares)
 
     def _begin(
         self, decision: ShareDecision[Any], links: Links, next_step: int, reason: str
     ) -> list[Event]:
         """Go over to shares, or stay with them after a trial of all-reduce."""
         self._probes.done(None, changed=True)
-        self._choice.keep(decision)
+        self._state = decision.state
         return self._share(decision, links, next_step, reason)
 
     def _share(
@@ -459,13 +428,13 @@ class SharePlanner:
         is_brief: bool = False,
     ) -> list[Event]:
         parts = Split.of(decision.shares).parts
-        seconds = self._choice.seconds(links, decision.shares)
+        seconds = self._seconds(links, decision.shares)
         return self._adopt(next_step, parts, seconds, reason, probe_no=probe_no, is_brief=is_brief)
 
     def _fall_back(
         self, next_step: int, links: Links, reason: str, shares_s: float | None = None
     ) -> list[Event]:
-        plain_s = ring_s(self._aggregation, links) * self._trust.plain_factor
+        plain_s = ring_s(self.aggregation, links) * self._trust.plain_factor
         self._probes.done(plain_s, changed=False, shares_s=shares_s)
         return self._adopt(next_step, None, plain_s, reason)
 

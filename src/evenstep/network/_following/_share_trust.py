@@ -9,7 +9,6 @@ from statistics import median
 import numpy as np
 
 from ..._types import FloatArray
-from .._plans._aggregation import Aggregation
 from .._plans._share_plan import SharePlan
 
 FRESH = 10  # exchanges by shares for which an all-reduce before them says what one takes
@@ -174,7 +173,6 @@ SETTLED = 4  # exchanges since links changed after which all-reduce may be tried
 AFTER_CHANGE = 10  # exchanges between two such trials while links change
 EVEN = 0.8  # rate of the slowest worker over the median, below which its link is the limit
 NUM_LIKE, NUM_RECENT = 3, 5  # all-reduces in a row that show a change, and what one takes
-SERVER_PROBE_EVERY = 25  # exchanges by shares, of which one gives some server more than its part
 LONGER = 1.05  # than shares took: all-reduce that was thought to be faster
 MAY_COST = 0.02  # of all-reduces: what probes take more, in the long run
 MOST_COST = 4.0  # all-reduces that a probe is taken to cost at most
@@ -309,39 +307,3 @@ class PlainTrials:
             return False
         mean = np.mean(self._rates, axis=0)
         return bool((mean.min(axis=1) >= EVEN * np.median(mean, axis=1)).all())
-
-
-class ServerProbes:
-    """Says which server gets more than its part for one exchange, in turns: one of 25.
-
-    A link shows no more than it is asked for, and a server that nothing goes to shows nothing. One
-    that is known to be very slow would keep all waiting: its turn is left out until 2 % of what
-    exchanges took make up for it.
-
-    Args:
-        aggregation: its servers take turns, if there are two at least.
-    """
-
-    def __init__(self, aggregation: Aggregation) -> None:
-        self._servers = np.flatnonzero(aggregation.is_server).tolist()
-        self._num_shared, self._saved = 0, 0.0  # in exchanges
-
-    def due(self) -> int | None:
-        """Return a rank if it is time, after an exchange by shares."""
-        self._num_shared += 1
-        self._saved += MAY_COST
-        turn, left = divmod(self._num_shared, SERVER_PROBE_EVERY)
-        if left or len(self._servers) < 2:
-            return None
-        rank: int = self._servers[turn % len(self._servers)]
-        return rank
-
-    def afford(self, cost: float) -> bool:
-        """Return whether there is enough saved for one, and spend it.
-
-        Args:
-            cost: by how many exchanges it takes longer, as far as is known.
-        """
-        affordable = cost <= self._saved
-        self._saved -= cost if affordable else 0.0
-        return affordable

@@ -54,24 +54,7 @@ TOGETHER = 0.02
 ROUNDING = 1e-9
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FairTransfers:
-    """What transfers that share links take, and how much of the links they use.
-
-    Attributes:
-        seconds: until each transfer from one rank (row) to another (column) is through, from the
-            common beginning on, 0 where nothing is sent, ``(world_size, world_size)``.
-        up_bytes_per_s: the most that each rank sent at any time, ``(world_size,)``: what its link
-            carries if it ever was the limit.
-        down_bytes_per_s: likewise what it got.
-    """
-
-    seconds: FloatArray
-    up_bytes_per_s: FloatArray
-    down_bytes_per_s: FloatArray
-
-
-def fair_transfers(num_bytes: FloatArray, links: Links) -> FairTransfers:
+def fair_transfers(num_bytes: FloatArray, links: Links) -> tuple[FloatArray, FloatArray]:
     r"""Return how long transfers take that all begin at once, under max-min fair sharing.
 
     At any time every transfer runs as fast as it can without slowing down one that is no faster:
@@ -87,6 +70,11 @@ def fair_transfers(num_bytes: FloatArray, links: Links) -> FairTransfers:
             ``(world_size, world_size)``.
         links: what they share.
 
+    Returns:
+        Seconds until each transfer is through, from the common beginning on, 0 where nothing is
+        sent, ``(world_size, world_size)``; and the most that each rank sent and got at any time, in
+        bytes per second, ``(2, world_size)``: what its link carries if it ever was the limit.
+
     Raises:
         ValueError: the bytes are of other ranks, negative or not finite.
 
@@ -100,12 +88,11 @@ def fair_transfers(num_bytes: FloatArray, links: Links) -> FairTransfers:
         raise invalid("fair_transfers(num_bytes=...)", rule, got, "Give 0 where nothing is sent.")
     np.fill_diagonal(left, 0.0)
     seconds, now_s = np.zeros(shape), 0.0
-    most_up, most_down = np.zeros(len(left)), np.zeros(len(left))
+    most = np.zeros((2, len(left)))
     active = left > 0
     while active.any():
         rates = fair_rates(active, links)
-        np.maximum(most_up, rates.sum(axis=1), out=most_up)
-        np.maximum(most_down, rates.sum(axis=0), out=most_down)
+        np.maximum(most, [rates.sum(axis=1), rates.sum(axis=0)], out=most)
         needs_s = np.divide(left, rates, out=np.full(shape, np.inf), where=active)
         until_s = float(needs_s.min())
         until_s += TOGETHER * (now_s + until_s)
@@ -114,7 +101,7 @@ def fair_transfers(num_bytes: FloatArray, links: Links) -> FairTransfers:
         left = np.where(done, 0.0, left - rates * until_s)
         active &= ~done
         now_s += until_s
-    return FairTransfers(seconds, most_up, most_down)
+    return seconds, most
 
 
 def fair_rates(active: BoolArray, links: Links) -> FloatArray:
@@ -174,15 +161,6 @@ class Rows:
         return float((each + self.second_s * shares[self.second]).max())
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Phases:
-    """What limits the first push, the last pull, and both at once in between."""
-
-    push: Rows
-    pull: Rows
-    both: Rows
-
-
 def exchange_s(aggregation: Aggregation, links: Links, *, shares: FloatArray) -> float:
     r"""Return the seconds that one step's push and pull take.
 
@@ -218,56 +196,42 @@ def exchange_s(aggregation: Aggregation, links: Links, *, shares: FloatArray) ->
     """
     check_world("exchange_s", aggregation, links)
     check_shares("exchange_s", aggregation, shares)
-    phases = phases_of(aggregation, links)
-    both_s, chunks = phases.both.seconds(shares), aggregation.num_chunks
+    push_s, pull_s, both_s = (rows.seconds(shares) for rows in phases_of(aggregation, links))
+    chunks = aggregation.num_chunks
     if chunks is None:
         return both_s + 2 * links.latency_s
-    alone_s = phases.push.seconds(shares) + phases.pull.seconds(shares)
-    return both_s + (alone_s - both_s) / chunks + (chunks + 1) * links.latency_s
+    return both_s + (push_s + pull_s - both_s) / chunks + (chunks + 1) * links.latency_s
 
 
-def phases_of(aggregation: Aggregation, links: Links) -> Phases:
-    """Return what each phase costs on every link, in seconds."""
+def phases_of(aggregation: Aggregation, links: Links) -> tuple[Rows, Rows, Rows]:
+    """Return what the first push, the last pull, and both at once in between cost on every link."""
     works = aggregation.is_worker.astype(np.float64)
     up_s = aggregation.num_bytes / links.up_bytes_per_s
     down_s = aggregation.num_bytes / links.down_bytes_per_s
-    # What a rank sends as a worker, and gets as a server; the pull turns both round.
+    # What a rank sends as a worker, and gets as a server, each a constant and a slope per rank; the
+    # pull turns both round.
     sources = aggregation.num_sources.astype(np.float64)
-    gives, takes = (works, -works), (np.zeros_like(works), sources)
-    either = (works, sources - works)
+    gives, takes = np.stack([works, -works]), np.stack([0 * works, sources])
+    either = np.stack([works, sources - works])
     if links.half_duplex:
-        push, pull = [_sum(gives, up_s, takes, down_s)], [_sum(gives, down_s, takes, up_s)]
-        both = [_sum(either, up_s, either, down_s)]
+        push, pull = [gives * up_s + takes * down_s], [gives * down_s + takes * up_s]
+        both = [either * (up_s + down_s)]
     else:
-        push = [_times(gives, up_s), _times(takes, down_s)]
-        pull = [_times(gives, down_s), _times(takes, up_s)]
-        both = [_times(either, np.maximum(up_s, down_s))]
-    return Phases(
+        push, pull = [gives * up_s, takes * down_s], [gives * down_s, takes * up_s]
+        both = [either * np.maximum(up_s, down_s)]
+    return (
         _rows(aggregation, links, push, pushes=True, pulls=False),
         _rows(aggregation, links, pull, pushes=False, pulls=True),
         _rows(aggregation, links, both, pushes=True, pulls=True),
     )
 
 
-Line = tuple[FloatArray, FloatArray]  # a constant and a slope per rank
-
-
-def _times(line: Line, seconds: FloatArray) -> Line:
-    return line[0] * seconds, line[1] * seconds
-
-
-def _sum(one: Line, one_s: FloatArray, other: Line, other_s: FloatArray) -> Line:
-    (constant, slope), (more, steeper) = _times(one, one_s), _times(other, other_s)
-    return constant + more, slope + steeper
-
-
 def _rows(
-    aggregation: Aggregation, links: Links, lines: list[Line], *, pushes: bool, pulls: bool
+    aggregation: Aggregation, links: Links, lines: list[FloatArray], *, pushes: bool, pulls: bool
 ) -> Rows:
     """Return the lines of ranks, then those of pairs where there are any."""
     ranks = np.tile(np.arange(links.world_size), len(lines))
-    constant = np.concatenate([line[0] for line in lines])
-    slope = np.concatenate([line[1] for line in lines])
+    constant, slope = np.concatenate(lines, axis=1)
     nothing = np.zeros(len(ranks))
     if links.pair_bytes_per_s is None:
         return Rows(constant, ranks, slope, ranks, nothing)

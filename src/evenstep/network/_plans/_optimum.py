@@ -14,7 +14,7 @@ import numpy as np
 from ..._install import install_line
 from ..._types import FloatArray
 from ._aggregation import Aggregation, Links, check_world
-from ._duration import Phases, Rows, exchange_s, phases_of
+from ._duration import Rows, exchange_s, phases_of
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -171,14 +171,14 @@ def solve_shares(aggregation: Aggregation, links: Links) -> FloatArray:
     """
     check_world("solve_shares", aggregation, links)
     optimize, sparse = _scipy()
-    phases, size, chunks = phases_of(aggregation, links), links.world_size, aggregation.num_chunks
-    weights = np.array([0.0, 0.0, 1.0] if chunks is None else [1.0, 1.0, chunks - 1.0])
-    used = [row for row, weight in enumerate(weights) if weight > 0]
-    rows = [(phases.push, phases.pull, phases.both)[row] for row in used]
+    size, chunks = links.world_size, aggregation.num_chunks
+    weights = [0.0, 0.0, 1.0] if chunks is None else [1.0, 1.0, chunks - 1.0]
+    phases = zip(phases_of(aggregation, links), weights, strict=True)
+    rows, used = zip(*((each, weight) for each, weight in phases if weight > 0), strict=True)
     # The solver's tolerances are absolute: times of about 1, however slow an unneeded link.
     unit_s = overlapped(aggregation, links).seconds or float(rows[0].constant_s.max())
     answer = optimize.linprog(
-        np.concatenate([np.zeros(size), weights[used]]),
+        [0.0] * size + [*used],
         A_ub=sparse.vstack(
             [_matrix(sparse, each, size, len(used), i, unit_s) for i, each in enumerate(rows)],
             format="csr",
@@ -194,9 +194,7 @@ def solve_shares(aggregation: Aggregation, links: Links) -> FloatArray:
         raise RuntimeError(f"HiGHS found no shares: {answer.message}")
     shares = np.where(aggregation.is_server, np.maximum(answer.x[:size], 0.0), 0.0)
     found: FloatArray = shares / shares.sum()
-    return (
-        found if links.pair_bytes_per_s is not None else _centred(aggregation, phases, found, used)
-    )
+    return found if links.pair_bytes_per_s is not None else _centred(aggregation, rows, found)
 
 
 def _matrix(sparse: Any, rows: Rows, size: int, num_phases: int, phase: int, unit_s: float) -> Any:
@@ -209,12 +207,10 @@ def _matrix(sparse: Any, rows: Rows, size: int, num_phases: int, phase: int, uni
     return sparse.coo_array((entries, where), shape) + sparse.coo_array(time, shape)
 
 
-def _centred(
-    aggregation: Aggregation, phases: Phases, shares: FloatArray, used: list[int]
-) -> FloatArray:
+def _centred(aggregation: Aggregation, phases: Sequence[Rows], shares: FloatArray) -> FloatArray:
     """Return the shares that take no longer in any phase, with equal parts of the room."""
     least, most = np.zeros(len(shares)), aggregation.is_server.astype(np.float64)
-    for rows in [(phases.push, phases.pull, phases.both)[phase] for phase in used]:
+    for rows in phases:
         spare = rows.seconds(shares) - rows.constant_s
         slope = rows.first_s
         edge = np.divide(spare, slope, out=np.zeros_like(spare), where=slope != 0)

@@ -46,8 +46,8 @@ class AbstractSharePolicy(abc.ABC, Generic[State]):
     name: ClassVar[str] = ""
 
     @abc.abstractmethod
-    def init(self, aggregation: Aggregation) -> ShareDecision[State]:
-        """Return the first decision, before any link is measured."""
+    def init(self, aggregation: Aggregation) -> State:
+        """Return the state before any link is measured. Shares begin with the first ``update``."""
 
     @abc.abstractmethod
     def update(self, aggregation: Aggregation, links: Links, state: State) -> ShareDecision[State]:
@@ -67,12 +67,12 @@ class EqualShares(AbstractSharePolicy[None]):
 
     name: ClassVar[str] = "equal"
 
-    def init(self, aggregation: Aggregation) -> ShareDecision[None]:
-        reason = f"equal: the same share for {int(aggregation.is_server.sum())} servers"
-        return ShareDecision(equal_shares(aggregation), None, reason)
+    def init(self, aggregation: Aggregation) -> None:
+        """Return nothing: there is nothing to remember."""
 
     def update(self, aggregation: Aggregation, links: Links, state: None) -> ShareDecision[None]:
-        return self.init(aggregation)
+        reason = f"equal: the same share for {int(aggregation.is_server.sum())} servers"
+        return ShareDecision(equal_shares(aggregation), None, reason)
 
 
 @final
@@ -103,9 +103,8 @@ class OptimalShares(AbstractSharePolicy[dict[str, Any]]):
     def __post_init__(self) -> None:
         check_fields(self, margin=("finite and at least 0", "0.02 is 2 %."))
 
-    def init(self, aggregation: Aggregation) -> ShareDecision[dict[str, Any]]:
-        shares = equal_shares(aggregation)
-        return ShareDecision(shares, {"held": shares}, "equal: no link is measured")
+    def init(self, aggregation: Aggregation) -> dict[str, Any]:
+        return {"held": equal_shares(aggregation)}
 
     def update(
         self, aggregation: Aggregation, links: Links, state: dict[str, Any]
@@ -166,11 +165,8 @@ class ProportionalShares(AbstractSharePolicy[dict[str, Any]]):
         remedy = "0 follows every change, 0.1 one of 10 %."
         check_fields(self, threshold=("finite and at least 0", remedy))
 
-    def init(self, aggregation: Aggregation) -> ShareDecision[dict[str, Any]]:
-        unknown = np.zeros(aggregation.world_size)
-        return ShareDecision(
-            equal_shares(aggregation), {"scores": unknown}, "equal: no link is measured"
-        )
+    def init(self, aggregation: Aggregation) -> dict[str, Any]:
+        return {"scores": np.zeros(aggregation.world_size)}
 
     def update(
         self, aggregation: Aggregation, links: Links, state: dict[str, Any]

@@ -20,17 +20,14 @@ class BucketState:
     """What the hook of one DDP knows.
 
     Args:
-        reducer: averages buckets while a split is in force; None once it is released.
+        reducer: averages buckets while a split is in force; set to None, it is plain all-reduce
+            from then on.
         group: DDP's own, for plain all-reduce.
     """
 
     def __init__(self, reducer: ShardedReducer, group: dist.ProcessGroup) -> None:
         self.reducer: ShardedReducer | None = reducer
         self.group = group
-
-    def release(self) -> None:
-        """Sum by plain all-reduce from now on: DDP has no way to take its hook off."""
-        self.reducer = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Leave nothing in a copy or a pickle of the model, where DDP has no hook either."""
@@ -49,7 +46,7 @@ def shard_gradients(ddp: DistributedDataParallel, reducer: ShardedReducer) -> Bu
         reducer: of this rank.
 
     Returns:
-        What the hook knows. Once that is released, ``ddp`` can be given to another reducer.
+        What the hook knows. Once that has no reducer, ``ddp`` can be given to another one.
 
     Raises:
         ValueError: ``ddp`` has a hook already, is over other ranks, or has sparse gradients.
@@ -89,11 +86,10 @@ def reduce_bucket(
         reducer.num_buckets += 1
     if reducer is None or reducer.split is None:
         return allreduce_hook(state.group, bucket)
-    opens, ends = bucket.index() == 0, bucket.is_last()
-    if opens:
+    if bucket.index() == 0:
         # Ahead of DDP's own wait, which would make an error of an unknown type of it.
         at_end_of_backward(reducer.settle)
-    return reducer.reduce(bucket.buffer(), opens=opens, ends=ends, model=state)
+    return reducer.reduce(bucket.buffer(), ends=bucket.is_last(), model=state)
 
 
 def _released(ddp: DistributedDataParallel) -> BucketState | None:

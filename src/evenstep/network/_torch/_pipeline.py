@@ -1,4 +1,4 @@
-"""The rounds of the exchange: the pull of one chunk goes along with the push of the next.
+"""The rounds of the exchange, on a thread: a chunk's pull goes along with the push of the next.
 
 Each chunk of a bucket lies in the bucket or in a copy for the wire, and is summed in rank order, to
 the same bits on whichever rank.
@@ -6,8 +6,10 @@ the same bits on whichever rank.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from queue import Empty, SimpleQueue
 from typing import TypeVar, final
 
 import torch
@@ -26,11 +28,9 @@ class BucketJob:
         wire: the numbers in which they travel.
         split: who sums what.
         done: called on the issuing thread with None, or with the error that ended it.
-        opens: whether it is the first bucket of a backward.
-        ends: whether it is the last one.
+        ends: whether it is the last bucket of a backward.
         step: the step that it belongs to.
         ready: when the device has written the gradients; None where there is none.
-        checks: called before its first sum; they raise where it must not be made.
         sends: notes to others that leave with it, by peer.
     """
 
@@ -39,27 +39,10 @@ class BucketJob:
     wire: torch.dtype
     split: Split
     done: Callable[[BaseException | None], None]
-    opens: bool = False
     ends: bool = False
     step: int = 0
     ready: torch.cuda.Event | None = None
-    checks: list[Callable[[], None]] = field(default_factory=list)
     sends: list[tuple[int, Pending]] = field(default_factory=list)
-
-
-@dataclass(slots=True, eq=False)
-class Receipt:
-    """A range that is on its way here.
-
-    Attributes:
-        peer: who sends it.
-        pending: the operation.
-        num_bytes: its size.
-    """
-
-    peer: int
-    pending: Pending
-    num_bytes: int
 
 
 @dataclass(slots=True, eq=False)
@@ -70,25 +53,23 @@ class Flight:
         job: its bucket.
         number: of the chunk, counted over all buckets, the same on all ranks.
         edges: rank r sums elements ``edges[r]`` to ``edges[r + 1]`` of the bucket.
-        is_last: whether it is the bucket's last.
         memory: where it lies meanwhile, from ``edges[0]`` on; None on a rank without data.
         terms: the workers' gradients of this rank's own range, in their order.
         result: their mean, once they are summed.
         borrowed: buffers to be given back.
-        pushes, pulls: what is on its way here.
-        sends: what is on its way from here, by peer.
+        pushes, pulls: what is on its way here, by peer.
+        sends: what is on its way from here, likewise.
     """
 
     job: BucketJob
     number: int
     edges: tuple[int, ...]
-    is_last: bool
     memory: torch.Tensor | None = None
     terms: list[torch.Tensor] = field(default_factory=list)
     result: torch.Tensor | None = None
     borrowed: list[torch.Tensor] = field(default_factory=list)
-    pushes: list[Receipt] = field(default_factory=list)
-    pulls: list[Receipt] = field(default_factory=list)
+    pushes: list[tuple[int, Pending]] = field(default_factory=list)
+    pulls: list[tuple[int, Pending]] = field(default_factory=list)
     sends: list[tuple[int, Pending]] = field(default_factory=list)
 
     def num_elements(self, server: int) -> int:
@@ -147,32 +128,24 @@ def mean_in_order(
 
     Args:
         terms: at least one, of one shape.
-        scratch: of the accumulator's type and that shape; it may be any of the terms.
+        scratch: of the accumulator's type and that shape; it may be one of the first two terms.
         out: of the terms' type; it may be any of the terms, or the scratch.
     """
     if len(terms) == 1:
         out.copy_(terms[0])
         return
     if scratch.dtype == terms[0].dtype:
-        # The scratch may be the memory of a term: it is read before, or in the moment, it is lost.
-        where = next((i for i, term in enumerate(terms) if term is scratch), None)
-        _add_in_place(terms, scratch, where)
+        torch.add(terms[0], terms[1], out=scratch)  # which may be the memory of either
+        rest = terms[2:]
     else:
         scratch.copy_(terms[0])
-        for term in terms[1:]:
-            scratch.add_(term)
+        rest = terms[1:]
+    for term in rest:
+        scratch.add_(term)
     if out.dtype == scratch.dtype:
         torch.div(scratch, len(terms), out=out)
     else:
         out.copy_(scratch.div_(len(terms)))
-
-
-def _add_in_place(terms: Sequence[torch.Tensor], scratch: torch.Tensor, where: int | None) -> None:
-    if where is not None and where > 1:
-        raise AssertionError("the scratch has to be one of the first two terms, or none")
-    torch.add(terms[0], terms[1], out=scratch)
-    for term in terms[2:]:
-        scratch.add_(term)
 
 
 Key = tuple[torch.dtype, torch.device, bool]
@@ -183,6 +156,12 @@ class Buffers:
     """Flat buffers that are given back: as many of a kind as were ever out at once.
 
     Each grows to the largest that was asked of it. On the issuing thread alone.
+
+    A chunk gets memory that the transport can send and receive in, in the wire's numbers. Gradients
+    that can go as they are stay where they are: what is pulled overwrites what has been pushed,
+    which all servers have by then. Others go through a copy: in other numbers, or, from a device,
+    in pinned memory. Copies run on a stream of their own; this thread waits for that copy's event
+    alone, and no device is ever synchronised.
     """
 
     def __init__(self) -> None:
@@ -207,23 +186,6 @@ class Buffers:
         """Take back what ``take`` returned, whole."""
         self._free[buffer.dtype, buffer.device, pinned].append(buffer)
 
-
-@final
-class Staging:
-    """Gives each chunk memory that the transport can send and receive in, in the wire's numbers.
-
-    Gradients that can go as they are stay where they are: what is pulled overwrites what has been
-    pushed, which all servers have by then. Others go through a copy: in other numbers, or, from a
-    device, in pinned memory. Copies run on a stream of their own; this
-    thread waits for that copy's event alone, and no device is ever synchronised.
-
-    Args:
-        buffers: for the copies.
-    """
-
-    def __init__(self, buffers: Buffers) -> None:
-        self._buffers = buffers
-
     def open(self, gradients: torch.Tensor, wire: torch.dtype) -> torch.Tensor:
         """Return memory with ``gradients`` in it, in numbers of ``wire``, to give to ``close``.
 
@@ -233,7 +195,7 @@ class Staging:
         if gradients.dtype == wire and not leaves:
             return gradients
         device = torch.device("cpu") if leaves else gradients.device
-        field = self._buffers.take(gradients.numel(), wire, device, pinned=leaves)
+        field = self.take(gradients.numel(), wire, device, pinned=leaves)
         field[: gradients.numel()].copy_(gradients, non_blocking=leaves)
         if leaves:
             _wait_for_copy(gradients.device)
@@ -247,7 +209,7 @@ class Staging:
         gradients.copy_(field[: gradients.numel()], non_blocking=leaves)
         if leaves:
             _wait_for_copy(gradients.device)  # the next chunk's copy may take this memory
-        self._buffers.give(field, pinned=leaves)
+        self.give(field, pinned=leaves)
 
 
 def _wait_for_copy(device: torch.device) -> None:
@@ -267,7 +229,7 @@ _PUSH_PART = 0.85
 
 @final
 class Pipeline:
-    """Pushes, sums and pulls chunks, at most three of them under way.
+    """Takes buckets, and pushes, sums and pulls their chunks, at most three of them under way.
 
     In round k a rank asks for its range of chunk k from every worker and for chunk k - 1 from every
     server, pushes chunk k, sums its range of chunk k - 1 and sends the result; then it waits for
@@ -275,12 +237,14 @@ class Pipeline:
     its way, and receives are posted before sends. What a rank waits for, others send without
     waiting for it: no ranks wait in a circle.
 
-    On the issuing thread alone.
+    All of it happens on one issuing thread, which ends at the first error. Every bucket gets that.
 
     Args:
         transport: carries the ranges.
         workers: ranks that have gradients, ascending. All others only sum.
         timeouts: waits, and knows how long.
+        prepare: called with each bucket before its first chunk.
+        on_error: turns an error into the one to raise, and makes the others' waits end too.
 
     Attributes:
         sent_bytes, received_bytes: gradients and sums over this rank's links, headers apart.
@@ -292,47 +256,96 @@ class Pipeline:
         *,
         workers: Sequence[int],
         timeouts: Timeouts,
+        prepare: Callable[[BucketJob], None],
+        on_error: Callable[[BaseException], BaseException],
     ) -> None:
         self._transport = transport
         self._rank = transport.rank
         self._workers = tuple(workers)
         self._timeouts = timeouts
+        self._prepare, self._on_error = prepare, on_error
         self.sent_bytes = self.received_bytes = 0
         self.buffers = Buffers()
-        self._staging = Staging(self.buffers)
         self._pushed: Flight | None = None
         self._pulled: Flight | None = None
         self._num_chunks = 0
+        self._queue: SimpleQueue[BucketJob | None] = SimpleQueue()
+        self._lock = threading.Lock()  # between a bucket that comes and an error that ends all
+        self._job: BucketJob | None = None
+        self._error: BaseException | None = None
+        self._stream: torch.cuda.Stream | None = None
+        self._thread: threading.Thread | None = None
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether no chunk is under way."""
-        return self._pushed is None and self._pulled is None
+    def start(self) -> None:
+        """Start the thread."""
+        self._thread = threading.Thread(target=self._run, name="evenstep-reduce", daemon=True)
+        self._thread.start()
 
-    def jobs(self) -> list[BucketJob]:
-        """Return the buckets that have a chunk under way, oldest first."""
-        return [flight.job for flight in (self._pulled, self._pushed) if flight is not None]
-
-    def run(self, job: BucketJob) -> None:
-        """Push all chunks of ``job``; the last ones stay under way.
-
-        Raises:
-            PeerFailed: a rank is gone.
-        """
-        chunks = job.split.chunks(job.num_elements, job.wire.itemsize)
-        for index, edges in enumerate(chunks):
-            self._round(Flight(job, self._num_chunks, edges, index == len(chunks) - 1))
-            self._num_chunks += 1
-        if not chunks:
-            job.done(None)
-
-    def go_on(self) -> None:
-        """Make one round without another chunk.
+    def put(self, job: BucketJob) -> None:
+        """Have all chunks of ``job`` exchanged.
 
         Raises:
-            PeerFailed: a rank is gone.
+            BaseException: what ended an earlier one.
         """
-        self._round(None)
+        with self._lock:
+            if self._error is not None:
+                raise self._error
+            self._queue.put(job)
+
+    def close(self) -> None:
+        """End the thread once all that was put is done or failed. May be called again."""
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._queue.put(None)
+            self._thread.join()
+            self._thread = None
+
+    def _run(self) -> None:
+        try:
+            while (job := self._next()) is not None:
+                self._job = job
+                self._wait_for_device(job)
+                self._prepare(job)
+                for edges in job.split.chunks(job.num_elements, job.wire.itemsize):
+                    self._round(Flight(job, self._num_chunks, edges))
+                    self._num_chunks += 1
+                if not job.num_elements:
+                    job.done(None)
+                self._job = None
+            while self._under_way():
+                self._round(None)
+        except BaseException as error:  # to be raised by what waits for a bucket
+            self._fail(self._on_error(error))
+
+    def _under_way(self) -> list[Flight]:
+        """Return the chunks that are, oldest first."""
+        return [flight for flight in (self._pulled, self._pushed) if flight is not None]
+
+    def _next(self) -> BucketJob | None:
+        """Return the next bucket; meanwhile, finish the chunks of those before."""
+        while True:
+            try:
+                return self._queue.get(block=not self._under_way())
+            except Empty:
+                self._round(None)
+
+    def _wait_for_device(self, job: BucketJob) -> None:
+        """Order what this thread does on a device behind the backward, and behind that alone."""
+        if job.ready is None or job.gradients is None:
+            return
+        if self._stream is None:
+            self._stream = torch.cuda.Stream(job.gradients.device)  # type: ignore[no-untyped-call]
+            torch.cuda.set_stream(self._stream)  # of this thread
+        self._stream.wait_event(job.ready)
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._error = error
+            jobs = [*(flight.job for flight in self._under_way()), self._job]
+            while not self._queue.empty():
+                jobs.append(self._queue.get_nowait())
+        for job in dict.fromkeys(jobs):
+            if job is not None:
+                job.done(error)
 
     def _round(self, new: Flight | None) -> None:
         before = self._pushed
@@ -354,7 +367,7 @@ class Pipeline:
         gradients = flight.job.gradients
         if gradients is not None:
             chunk = gradients[flight.edges[0] : flight.edges[-1]]
-            flight.memory = self._staging.open(chunk, flight.job.wire)
+            flight.memory = self.buffers.open(chunk, flight.job.wire)
 
     def _ask_for_pushes(self, flight: Flight) -> None:
         num_elements = flight.num_elements(self._rank)
@@ -382,11 +395,8 @@ class Pipeline:
             self._send(flight, server, flight.part(server), pull=False)
 
     def _sum(self, flight: Flight) -> None:
-        for check in flight.job.checks:
-            check()
-        flight.job.checks.clear()
-        for receipt in _turned(flight.pushes, flight.number):
-            self._await(receipt, pull=False)
+        for peer, pending in _turned(flight.pushes, flight.number):
+            self._timeouts.wait(pending, peer, part=_PUSH_PART)
         if not flight.terms:
             return
         wire = flight.job.wire
@@ -405,18 +415,16 @@ class Pipeline:
             self._send(flight, worker, flight.result, pull=True)
 
     def _finish(self, flight: Flight) -> None:
-        for receipt in _turned(flight.pulls, flight.number):
-            self._await(receipt, pull=True)
-        for peer, pending in flight.sends:
+        for peer, pending in [*_turned(flight.pulls, flight.number), *flight.sends]:
             self._timeouts.wait(pending, peer)
         gradients = flight.job.gradients
         if gradients is not None:
             assert flight.memory is not None
             chunk = gradients[flight.edges[0] : flight.edges[-1]]
-            self._staging.close(flight.memory, chunk)
+            self.buffers.close(flight.memory, chunk)
         for buffer in flight.borrowed:
             self.buffers.give(buffer)
-        if flight.is_last:
+        if flight.edges[-1] == flight.job.num_elements:
             for peer, pending in flight.job.sends:
                 self._timeouts.wait(pending, peer)
             flight.job.done(None)
@@ -431,18 +439,17 @@ class Pipeline:
         flight.borrowed.append(buffer)
         return buffer[:num_elements]
 
-    def _receive(self, flight: Flight, peer: int, part: torch.Tensor, *, pull: bool) -> Receipt:
+    def _receive(
+        self, flight: Flight, peer: int, part: torch.Tensor, *, pull: bool
+    ) -> tuple[int, Pending]:
         pending = self._transport.receive(part, peer, chunk_tag(flight, pull=pull))
-        return Receipt(peer, pending, part.nbytes)
+        self.received_bytes += part.nbytes
+        return peer, pending
 
     def _send(self, flight: Flight, peer: int, part: torch.Tensor, *, pull: bool) -> None:
         pending = self._transport.send(part, peer, chunk_tag(flight, pull=pull))
         flight.sends.append((peer, pending))
         self.sent_bytes += part.nbytes
-
-    def _await(self, receipt: Receipt, *, pull: bool) -> None:
-        self._timeouts.wait(receipt.pending, receipt.peer, part=1.0 if pull else _PUSH_PART)
-        self.received_bytes += receipt.num_bytes
 
 
 def chunk_tag(flight: Flight, *, pull: bool) -> int:

@@ -1,4 +1,4 @@
-"""One rank's side of the sharded aggregation, and the one thread that issues its messages."""
+"""One rank's side of the sharded aggregation: buckets in, their means or one error out."""
 
 from __future__ import annotations
 
@@ -7,15 +7,18 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from queue import Empty, SimpleQueue
-from time import monotonic
 from typing import Self, final
 
 import torch
 
 from ...exceptions import WorkerLostError, invalid
 from .._plans._share_plan import Split
-from ._orders import OrderBook, Orders, PlanCheck, PlanMismatchError, check_epoch, checked_workers
+from ._orders import (
+    check_epoch,
+    checked_workers,
+    orders,
+    send_order,
+)
 from ._pipeline import BucketJob, Pipeline, travels_in
 from ._transport import AbstractTransport, PeerFailed, Pending, Timeouts
 
@@ -28,31 +31,38 @@ _SEND_S = 1.0  # a peer that is stopped takes nothing in
 class Failure:
     """Turns the first failure into the error of all that follows, and ends the waits of all ranks.
 
+    A rank that finds another one lost says so to the rest before it breaks off. They see its
+    connection close, and would name it, but for the notice that came before: a receive from every
+    other rank is posted at the start, and read when something failed.
+
     Args:
-        transport: carries gradients; it is broken off.
+        transport: carries gradients, matched by tag; it is broken off.
         option: which argument says how long a rank may be slow, for the error.
     """
 
     def __init__(self, transport: AbstractTransport, *, option: str) -> None:
         self._transport = transport
         self._rank = transport.rank
-        self._ranks = transport.ranks
         self._option = option
-        self._notices: Notices | None = None
+        self._notices: dict[int, torch.Tensor] = {}  # of whom each other rank finds lost
+        self._receipts: list[Pending] = []
         self._lock = threading.Lock()
         self.error: BaseException | None = None
 
     def start(self) -> None:
         """Listen to what others find out."""
-        self._notices = Notices(self._transport)
+        peers = [rank for rank in range(self._transport.world_size) if rank != self._rank]
+        self._notices = {peer: torch.full((1,), _NONE) for peer in peers}
+        self._receipts = [
+            self._transport.receive(buffer, peer, _TAG) for peer, buffer in self._notices.items()
+        ]
 
     def on(self, error: BaseException) -> BaseException:
         """Return the error to raise, from any thread; the first time, notify all and break off."""
         with self._lock:
             if self.error is None:
                 lost, self.error = self._judge(error)
-                if self._notices is not None:
-                    self._notices.send(lost)
+                self._notify(lost)
                 self._transport.break_off()
         return self.error
 
@@ -68,162 +78,35 @@ class Failure:
 
     def _judge(self, error: BaseException) -> tuple[int, BaseException]:
         """Return who is lost, or out of step, and the error to raise for it."""
-        if isinstance(error, PlanMismatchError):
-            return error.peer, error
-        if isinstance(error, WorkerLostError) and error.rank in self._ranks:
-            return self._ranks.index(error.rank), error
+        if isinstance(error, WorkerLostError):
+            return error.rank, error
         if not isinstance(error, PeerFailed):
             return self._rank, error
-        notice = None if self._notices is None else self._notices.first()
-        reporter, lost = notice or (self._rank, error.peer)
-        if notice is None:
+        notices = [(peer, int(lost)) for peer, lost in self._notices.items() if int(lost) != _NONE]
+        reporter, lost = notices[0] if notices else (self._rank, error.peer)
+        if not notices:
             problem = str(error)
         elif lost == reporter:
             problem = "it stopped after an error of its own, or ended early"
         elif lost == self._rank:
-            problem = f"rank {self._ranks[reporter]} timed out waiting for this rank"
+            problem = f"rank {reporter} timed out waiting for this rank"
         else:
-            problem = f"rank {self._ranks[reporter]} reported it"
-        return lost, self._loss(self._ranks[lost], problem)
-
-    def _loss(self, rank: int, problem: str) -> WorkerLostError:
-        return WorkerLostError(
-            rank,
-            f"Rank {rank} was lost in the exchange of gradients: {problem}. Restart the run from "
+            problem = f"rank {reporter} reported it"
+        return lost, WorkerLostError(
+            lost,
+            f"Rank {lost} was lost in the exchange of gradients: {problem}. Restart the run from "
             f"its last checkpoint; if the rank was only slow, raise `{self._option}`.",
         )
 
-
-@final
-class Notices:
-    """A receive from every other rank, posted at the start and read when something failed.
-
-    A rank that finds another one lost says so to the rest before it breaks off. They see its
-    connection close, and would name it, but for the notice that came before.
-
-    Args:
-        transport: between them; one that matches by tag.
-    """
-
-    def __init__(self, transport: AbstractTransport) -> None:
-        self._transport = transport
-        peers = [rank for rank in range(transport.world_size) if rank != transport.rank]
-        self._received = {peer: torch.full((1,), _NONE) for peer in peers}
-        self._pending = {
-            peer: transport.receive(buffer, peer, _TAG) for peer, buffer in self._received.items()
-        }
-        self._sent: list[tuple[Pending, torch.Tensor]] = []
-
-    def first(self) -> tuple[int, int] | None:
-        """Return who found whom lost before, None if no rank said anything."""
-        for peer, buffer in self._received.items():
-            if (lost := int(buffer)) != _NONE:
-                return peer, lost
-        return None
-
-    def send(self, lost: int) -> None:
+    def _notify(self, lost: int) -> None:
         """Send ``lost`` to all others who can still be reached, within moments."""
-        notice = torch.tensor([lost])
-        for peer in self._received:
-            if peer != lost:
-                with suppress(RuntimeError):
-                    self._sent.append((self._transport.send(notice, peer, _TAG), notice))
-        for pending, _ in self._sent:
+        notice, sent = torch.tensor([lost]), list[Pending]()
+        for peer in self._notices.keys() - {lost}:
             with suppress(RuntimeError):
-                pending.wait(_SEND_S)
-
-
-@final
-class Issuer:
-    """Takes buckets from a queue and runs them; ends at the first error, which every bucket gets.
-
-    Args:
-        pipeline: runs them.
-        prepare: called with each bucket before its first chunk.
-        on_error: turns an error into the one to raise, and makes the others' waits end too.
-    """
-
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        *,
-        prepare: Callable[[BucketJob], None],
-        on_error: Callable[[BaseException], BaseException],
-    ) -> None:
-        self._pipeline = pipeline
-        self._prepare = prepare
-        self._on_error = on_error
-        self._queue: SimpleQueue[BucketJob | None] = SimpleQueue()
-        self._lock = threading.Lock()  # between a bucket that comes and an error that ends all
-        self._job: BucketJob | None = None
-        self._stream: torch.cuda.Stream | None = None
-        self._thread: threading.Thread | None = None
-        self.error: BaseException | None = None
-
-    def start(self) -> None:
-        """Start the thread."""
-        self._thread = threading.Thread(target=self._run, name="evenstep-reduce", daemon=True)
-        self._thread.start()
-
-    def put(self, job: BucketJob) -> None:
-        """Have ``job`` run.
-
-        Raises:
-            BaseException: what ended an earlier one.
-        """
-        with self._lock:
-            if self.error is not None:
-                raise self.error
-            self._queue.put(job)
-
-    def close(self) -> None:
-        """End the thread once all that was put is done or failed. May be called again."""
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._queue.put(None)
-            self._thread.join()
-            self._thread = None
-
-    def _run(self) -> None:
-        try:
-            while (job := self._next()) is not None:
-                self._job = job
-                self._wait_for_device(job)
-                self._prepare(job)
-                self._pipeline.run(job)
-                self._job = None
-            self._drain()
-        except BaseException as error:  # to be raised by what waits for a bucket
-            self._fail(self._on_error(error))
-
-    def _next(self) -> BucketJob | None:
-        while True:
-            try:
-                return self._queue.get(block=self._pipeline.is_empty)
-            except Empty:
-                self._pipeline.go_on()
-
-    def _drain(self) -> None:
-        while not self._pipeline.is_empty:
-            self._pipeline.go_on()
-
-    def _wait_for_device(self, job: BucketJob) -> None:
-        """Order what this thread does on a device behind the backward, and behind that alone."""
-        if job.ready is None or job.gradients is None:
-            return
-        if self._stream is None:
-            self._stream = torch.cuda.Stream(job.gradients.device)  # type: ignore[no-untyped-call]
-            torch.cuda.set_stream(self._stream)  # of this thread
-        self._stream.wait_event(job.ready)
-
-    def _fail(self, error: BaseException) -> None:
-        with self._lock:
-            self.error = error
-            jobs = [*self._pipeline.jobs(), *([self._job] if self._job is not None else [])]
-            while not self._queue.empty():
-                job = self._queue.get_nowait()
-                jobs += [job] if job is not None else []
-        for job in dict.fromkeys(jobs):
-            job.done(error)
+                sent.append(self._transport.send(notice, peer, _TAG))
+        for pending in sent:
+            with suppress(RuntimeError):
+                pending(_SEND_S)
 
 
 _STOP_S = 5.0  # at the close, for a server that takes no more orders
@@ -250,7 +133,6 @@ class ShardedReducer:
         wire: 16 bits in which gradients travel; None sends them as they are.
         timeout_s: how long a rank may keep another one waiting, as a group's timeout.
         option: which argument says so, for errors.
-        clock: monotonic seconds.
 
     Raises:
         ValueError: an argument is out of range.
@@ -264,7 +146,6 @@ class ShardedReducer:
         wire: torch.dtype | None = None,
         timeout_s: float = 1800.0,
         option: str = "ShardedReducer(timeout_s=...)",
-        clock: Callable[[], float] = monotonic,
     ) -> None:
         world_size = transport.world_size
         self._workers = checked_workers(workers, world_size)
@@ -283,12 +164,17 @@ class ShardedReducer:
         self._begun: set[object] = set()  # models that are in the middle of a backward
         self._pid: int | None = None  # of the process that started
         self._closed = False
-        self._timeouts = Timeouts(timeout_s, give_up=self._give_up, clock=clock)
-        self._pipeline = Pipeline(transport, workers=self._workers, timeouts=self._timeouts)
-        self._issuer = Issuer(self._pipeline, prepare=self._prepare, on_error=self._failure.on)
-        self._plan_check = PlanCheck(transport, self._workers, self._timeouts)
+        self._timeouts = Timeouts(timeout_s, give_up=self._give_up)
+        self._pipeline = Pipeline(
+            transport,
+            workers=self._workers,
+            timeouts=self._timeouts,
+            prepare=self._prepare,
+            on_error=self._failure.on,
+        )
         helpers = [rank for rank in range(world_size) if rank not in self._workers]
-        self._orders = OrderBook(transport, helpers if self._leads else [])
+        self._notified = helpers if self._leads else []  # of every bucket
+        self._num_orders = 0
 
     @property
     def is_worker(self) -> bool:
@@ -331,7 +217,7 @@ class ShardedReducer:
             self._pid = os.getpid()
             self._failure.start()
             self._timeouts.start()
-            self._issuer.start()
+            self._pipeline.start()
             atexit.register(self.close)
 
     def adopt(self, split: Split | None) -> None:
@@ -368,7 +254,6 @@ class ShardedReducer:
         self,
         gradients: torch.Tensor,
         *,
-        opens: bool = True,
         ends: bool = True,
         model: object = None,
     ) -> torch.futures.Future[torch.Tensor]:
@@ -378,8 +263,7 @@ class ShardedReducer:
 
         Args:
             gradients: flat and contiguous. Leave them alone until the future is done.
-            opens: whether these are the first of a step.
-            ends: whether these are the last.
+            ends: whether these are the last of a step.
             model: whose they are, where steps of several run at once.
 
         Returns:
@@ -418,9 +302,7 @@ class ShardedReducer:
         result = reported.then(answer)
         ready = torch.cuda.current_stream(gradients.device).record_event() if devices else None
         wire = travels_in(gradients.dtype, self._wire)
-        job = BucketJob(
-            gradients, gradients.numel(), wire, split, done, opens, ends, self.step, ready
-        )
+        job = BucketJob(gradients, gradients.numel(), wire, split, done, ends, self.step, ready)
         self._put(job)
         (self._begun.discard if ends else self._begun.add)(model)
         return result
@@ -457,13 +339,12 @@ class ShardedReducer:
         if self.is_worker:
             raise RuntimeError("`ShardedReducer.serve` is for ranks without data; this one works.")
         self.start()
-        orders = Orders(self._transport, self._workers[0])
 
         def done(error: BaseException | None) -> None:
             self._count(running=-1, unreported=-1)
 
         try:
-            while (job := orders.next(done)) is not None:
+            for job in orders(self._transport, self._workers[0], done):
                 on_bucket(job)
                 self._put(job)
         except BaseException as error:
@@ -487,11 +368,13 @@ class ShardedReducer:
             return
         if self.is_worker and (self._num_running or self._begun):
             self._failure.on(RuntimeError("The reducer was closed in the middle of a step."))
-        self._issuer.close()
+        self._pipeline.close()
         self._timeouts.close()
-        if self._failure.error is None and self._leads:
+        if self._failure.error is None:
             with suppress(RuntimeError):
-                self._orders.stop(limit_s=_STOP_S)
+                stops = send_order(self._transport, self._notified, self._num_orders, None)
+                for _, pending in stops:
+                    pending(_STOP_S)
 
     def __enter__(self) -> Self:
         self.start()
@@ -515,16 +398,15 @@ class ShardedReducer:
     def _put(self, job: BucketJob) -> None:
         self._count(running=1, unreported=1)
         try:
-            self._issuer.put(job)
+            self._pipeline.put(job)
         except BaseException:
             self._count(running=-1, unreported=-1)
             raise
 
     def _prepare(self, job: BucketJob) -> None:
         """On the issuing thread, before a bucket's first chunk."""
-        if job.opens and len(self._workers) > 1:
-            self._plan_check.begin(job)
-        self._orders.send(job)
+        job.sends += send_order(self._transport, self._notified, self._num_orders, job)
+        self._num_orders += 1
 
     def _give_up(self, peer: int, waited_s: float) -> None:
         self._failure.on(PeerFailed(peer, f"nothing came from it for {waited_s:.1f} s"))

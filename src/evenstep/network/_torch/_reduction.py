@@ -30,107 +30,10 @@ from ._watched import WatchedTransport, lasted_s, ways_to
 
 
 @final
-class ShareFollower(StepObserver):
-    """Has the reducer follow the plans, and notes how long each exchange took.
+class Reduction(StepObserver):
+    """This rank's reducer, the group that it sends over, and what it sees of each step.
 
-    Args:
-        reducer: sums this rank's share.
-        transport: the reducer's, which sees what arrives.
-        plans: from rank 0.
-        chunk_bytes: bytes that are under way at once.
-        clock: monotonic seconds.
-    """
-
-    def __init__(
-        self,
-        reducer: ShardedReducer,
-        transport: WatchedTransport,
-        plans: Shares,
-        *,
-        chunk_bytes: int,
-        clock: Callable[[], float] = perf_counter,
-    ) -> None:
-        self._reducer = reducer
-        self._transport = transport
-        self._plans = plans
-        self._chunk_bytes = chunk_bytes
-        self._clock = clock
-        self._epoch = 0
-        self._num_exchanges = 0  # under the plan in force
-        self._at_s = clock()
-        self._num_buckets = 0  # up to the newest backward
-        self._begun_s: float | None = None  # the wait for a backward's sums
-        self._spent_s = 0.0
-        self._waited_s: float | None = None
-
-    def begin_step(self, step: int) -> None:
-        """Put the plan of ``step`` in force: the plan point, when no backward is under way."""
-        self._reducer.step = step
-        self._at_s = self._clock()
-        plan = self._plans.at(step)
-        if plan is None:
-            return
-        if plan.epoch != self._epoch:
-            self._epoch, self._num_exchanges, split = plan.epoch, 0, None
-            if plan.parts is not None:
-                split = Split(plan.parts, plan.epoch, chunk_bytes=self._chunk_bytes)
-            self._reducer.adopt(split)
-        elif self._reducer.split is not None and not plan.is_shared(self._num_exchanges):
-            self._reducer.adopt(None)
-
-    def backward_done(self) -> None:
-        """Note that this rank's own backward is done: from now on it waits for its sums, if any."""
-        before, self._num_buckets = self._num_buckets, self._reducer.num_buckets
-        if self._num_buckets > before:  # none where gradients are only accumulated
-            self._begun_s = self._clock()
-
-    def reduced(self) -> None:
-        """Note that this rank has all sums."""
-        begun_s, self._begun_s = self._begun_s, None
-        if begun_s is not None:
-            self._spent_s, self._waited_s = begun_s - self._at_s, self._clock() - begun_s
-
-    def end_step(self, step: int) -> None:
-        """Note what was seen of the step, whose last backward is over."""
-        waited_s, self._waited_s = self._waited_s, None
-        arrivals = self._transport.take_arrivals()
-        if waited_s is not None:
-            self._num_exchanges += 1
-            plain = self._reducer.split is None
-            ways = None if plain else tuple(ways_to(self._transport.rank, arrivals))
-            lasting_s = lasted_s(arrivals)
-            seen = SharesReport(step, self._epoch, waited_s, ways, lasting_s, self._spent_s)
-            self._plans.note(seen)
-
-
-@final
-class ServerFollower:
-    """On a server: notes what came in a step, and passes it on when the next one begins.
-
-    Args:
-        transport: the reducer's, which sees what arrives.
-        send: takes what was seen of a step.
-    """
-
-    def __init__(self, transport: WatchedTransport, send: Callable[[SharesReport], None]) -> None:
-        self._transport = transport
-        self._send = send
-        self._newest: tuple[int, int] | None = None  # step and plan of the newest bucket
-
-    def on_bucket(self, job: BucketJob) -> None:
-        """Note a bucket before it is summed; at a new step, send what was seen of the last one."""
-        newest, self._newest = self._newest, (job.step, job.split.epoch)
-        if newest in (None, self._newest):
-            return
-        assert newest is not None
-        arrivals = self._transport.take_arrivals()
-        rows = tuple(ways_to(self._transport.rank, arrivals))
-        self._send(SharesReport(*newest, math.inf, rows, lasted_s(arrivals)))
-
-
-@final
-class Reduction:
-    """This rank's reducer and the group that it sends over.
+    On a worker, the reducer follows the plans of shares, and each exchange is noted for rank 0.
 
     Args:
         network: what the user asked for.
@@ -138,7 +41,6 @@ class Reduction:
         order: ranks of the group, workers first.
         num_workers: how many of them train.
         timeout_s: how long a rank may keep another one waiting.
-        option: which argument says so, for errors.
 
     Attributes:
         reducer: sums this rank's share; to be started.
@@ -153,7 +55,6 @@ class Reduction:
         order: Sequence[int],
         num_workers: int,
         timeout_s: float,
-        option: str,
     ) -> None:
         self._network = network
         self._num_workers = num_workers
@@ -161,16 +62,23 @@ class Reduction:
         self._ddps: list[DistributedDataParallel] = []
         self._hooks: list[BucketState] = []
         # Ranks are numbered as the heartbeats do, which notice losses too: among a balancer's own.
-        plain = GlooTransport(group, ranks=range(len(order)), order=order)
-        self._transport = WatchedTransport(plain)
+        self._transport = WatchedTransport(GlooTransport(group, order=order))
         self.shares: Shares | None = None
         self.reducer = ShardedReducer(
             self._transport,
             workers=range(num_workers),
             wire=network.wire,
             timeout_s=timeout_s,
-            option=option,
+            option="Runtime(hang_s=...)",
         )
+        self._chunk_bytes = 0
+        self._epoch = 0
+        self._num_exchanges = 0  # under the plan in force
+        self._at_s = 0.0
+        self._num_buckets = 0  # up to the newest backward
+        self._begun_s: float | None = None  # the wait for a backward's sums
+        self._spent_s = 0.0
+        self._waited_s: float | None = None
 
     def attach(self, ddp: DistributedDataParallel | None) -> None:
         """Have the gradients of a model go through the reducer.
@@ -190,8 +98,8 @@ class Reduction:
         self._hooks.append(shard_gradients(ddp, self.reducer))
         self._ddps.append(ddp)
 
-    def join(self, exchange: Exchange, *, lag: int, emit: Hook) -> ShareFollower:
-        """Take part in a run, on all workers; return what has the reducer follow the plans.
+    def join(self, exchange: Exchange, *, lag: int, emit: Hook) -> None:
+        """Take part in a run, on all workers: observe its steps from now on.
 
         Args:
             exchange: of the run, before its first step.
@@ -200,7 +108,6 @@ class Reduction:
         """
         num_servers = self._group.size() - self._num_workers
         self.shares = Shares(
-            self._transport.rank,
             self._num_workers,
             send_all=exchange.send_to_workers,
             lag=lag,
@@ -209,15 +116,52 @@ class Reduction:
         )
         exchange.add(self.shares)
         exchange.lost_ranks.on_loss = self.reducer.fail
-        chunk_bytes = self._network.chunk_bytes_of(self._num_bytes())
-        return ShareFollower(self.reducer, self._transport, self.shares, chunk_bytes=chunk_bytes)
+        self._chunk_bytes = self._network.chunk_bytes_of(self._num_bytes())
+
+    def begin_step(self, step: int) -> None:
+        """Put the plan of ``step`` in force: the plan point, when no backward is under way."""
+        assert self.shares is not None
+        self.reducer.step = step
+        self._at_s = perf_counter()
+        plan = self.shares.at(step)
+        if plan is None:
+            return
+        if plan.epoch != self._epoch:
+            self._epoch, self._num_exchanges, split = plan.epoch, 0, None
+            if plan.parts is not None:
+                split = Split(plan.parts, plan.epoch, chunk_bytes=self._chunk_bytes)
+            self.reducer.adopt(split)
+        elif self.reducer.split is not None and not plan.is_shared(self._num_exchanges):
+            self.reducer.adopt(None)
+
+    def backward_done(self) -> None:
+        """Note that this rank's own backward is done: from now on it waits for its sums, if any."""
+        before, self._num_buckets = self._num_buckets, self.reducer.num_buckets
+        if self._num_buckets > before:  # none where gradients are only accumulated
+            self._begun_s = perf_counter()
+
+    def reduced(self) -> None:
+        """Note that this rank has all sums."""
+        begun_s, self._begun_s = self._begun_s, None
+        if begun_s is not None:
+            self._spent_s, self._waited_s = begun_s - self._at_s, perf_counter() - begun_s
+
+    def end_step(self, step: int) -> None:
+        """Note what was seen of the step, whose last backward is over."""
+        assert self.shares is not None
+        waited_s, self._waited_s = self._waited_s, None
+        arrivals = self._transport.take_arrivals()
+        if waited_s is not None:
+            self._num_exchanges += 1
+            plain = self.reducer.split is None
+            ways = None if plain else tuple(ways_to(self._transport.rank, arrivals))
+            lasting_s = lasted_s(arrivals)
+            seen = SharesReport(step, self._epoch, waited_s, ways, lasting_s, self._spent_s)
+            self.shares.note(seen)
 
     def lead(self) -> None:
         """On rank 0: plan shares from now on."""
         assert self.shares is not None, "`join` comes first"
-        self.shares.lead(self._planner())
-
-    def _planner(self) -> SharePlanner:
         num_bytes = self._num_bytes()
         chunks = max(1, round(num_bytes / self._network.chunk_bytes_of(num_bytes)))
         is_worker = np.arange(self._group.size()) < self._num_workers
@@ -226,9 +170,10 @@ class Reduction:
             num_bytes,
             num_chunks=chunks,
             is_worker=is_worker,
-            is_server=~is_worker if self._only_servers else None,
+            is_server=~is_worker if self._network.only_servers else None,
         )
-        return SharePlanner(self._network.policy, aggregation, margin=self._network.margin)
+        margin = self._network.margin
+        self.shares.lead(SharePlanner(self._network.policy, aggregation, margin=margin))
 
     def serve(self, send: Callable[[SharesReport], None]) -> None:
         """On a server: sum until training has ended; ``send`` takes what was seen of each step.
@@ -236,21 +181,27 @@ class Reduction:
         Raises:
             WorkerLostError: a rank was lost.
         """
-        self.reducer.serve(ServerFollower(self._transport, send).on_bucket)
+        newest: tuple[int, int] | None = None  # step and plan of the newest bucket
+
+        def on_bucket(job: BucketJob) -> None:
+            """Note a bucket before it is summed; at a new step, send what was seen of the last."""
+            nonlocal newest
+            before, newest = newest, (job.step, job.split.epoch)
+            if before is not None and before != newest:
+                arrivals = self._transport.take_arrivals()
+                rows = tuple(ways_to(self._transport.rank, arrivals))
+                send(SharesReport(*before, math.inf, rows, lasted_s(arrivals)))
+
+        self.reducer.serve(on_bucket)
 
     def close(self) -> None:
         """End the reducer and its group; the models continue with plain all-reduce."""
         for hook in self._hooks:
-            hook.release()
+            hook.reducer = None  # DDP has no way to take its hook off
         self.reducer.close()
         self._transport.close()
         if self._group in process_groups():
             dist.destroy_process_group(self._group)
-
-    @property
-    def _only_servers(self) -> bool:
-        """Whether no worker sums, as there are others to do it alone."""
-        return self._network.only_servers and self._num_workers < self._group.size()
 
     def _num_bytes(self) -> int:
         """Return the bytes of all gradients as they travel."""

@@ -26,6 +26,7 @@ from ..._exchange._message_kinds import (
 )
 from ..._exchange._threads import Framework
 from ...exceptions import WorkerLostError
+from ._reducer import ShardedReducer
 from ._reduction import Reduction
 
 
@@ -35,37 +36,37 @@ class ServerWatch:
 
     Args:
         hosts: where each rank of the crew runs, for errors.
-        fail: called once with the loss of a rank; it has to end what the server waits in.
-        ask: asks rank 0 to have all stop.
-        end: called if training has ended and no order comes that no more is to be summed.
-        is_idle: returns whether nothing is being summed, nor on its way to a worker.
+        reducer: what the server waits in. It fails if a rank is lost; and if training has ended,
+            no order comes that no more is to be summed, and nothing is on its way to a worker.
+        channel: leads to rank 0.
         grace_s: seconds after a loss, and after the end, for which the main thread may still come
             out of what it waits in by itself.
         framework: whose collectives this rank may be stuck in.
         abort: ends the process with a message.
+
+    Attributes:
+        num_loops: how many loops the workers made, once their training has ended; None before.
     """
 
     def __init__(
         self,
         hosts: Sequence[str],
+        reducer: ShardedReducer,
+        channel: StarChannel,
         *,
-        fail: Callable[[WorkerLostError], object],
-        ask: Callable[[], object],
-        end: Callable[[], object],
-        is_idle: Callable[[], bool],
         grace_s: float,
         framework: Framework,
         abort: Callable[[str], None] | None = None,
     ) -> None:
         self._hosts = tuple(hosts)
-        self._fail, self._ask, self._end, self._is_idle = fail, ask, end, is_idle
+        self._reducer, self._channel = reducer, channel
         self._stop_asked = False
         self._grace_s = grace_s
         self._loss = FailureWatch(grace_s=grace_s, abort=abort, is_stuck=framework.is_stuck)
         self._restart = framework.restart
         self._changed = threading.Condition()
         self._ended_s = 0.0
-        self._num_loops: int | None = None
+        self.num_loops: int | None = None
         self._done = -1
         self._thread_id = 0
 
@@ -90,7 +91,7 @@ class ServerWatch:
                 self._done = done
             case Goodbye(num_loops=num_loops):
                 with self._changed:
-                    self._num_loops, self._ended_s = num_loops, monotonic()
+                    self.num_loops, self._ended_s = num_loops, monotonic()
                     self._changed.notify_all()
             case PlanReply() | GradientsWrong():
                 pass
@@ -100,7 +101,7 @@ class ServerWatch:
 
     def lost(self, peer: int, problem: str) -> None:
         """Take notice that the connection to rank 0 is gone or silent."""
-        if self._num_loops is None:
+        if self.num_loops is None:
             self._lose(peer, problem)
 
     def stop(self) -> None:
@@ -111,17 +112,11 @@ class ServerWatch:
         """Act on a loss, or on an end, that the main thread does not come by to notice."""
         if self._stop_asked:
             self._stop_asked = False
-            self._ask()
-        ended = self._num_loops is not None and self._loss.error is None
-        if ended and monotonic() - self._ended_s > self._grace_s and self._is_idle():
-            self._end()
+            self._channel.send(0, written([StopRequest()]))
+        ended = self.num_loops is not None and self._loss.error is None
+        if ended and monotonic() - self._ended_s > self._grace_s and self._reducer.is_idle:
+            self._reducer.fail(RuntimeError("Training has ended."))
         self._loss.end_if_stuck(self._thread_id)
-
-    def ended(self, *, within_s: float) -> int | None:
-        """Return how many loops the workers made, if their training ends in time, else None."""
-        with self._changed:
-            self._changed.wait_for(lambda: self._num_loops is not None, timeout=within_s)
-            return self._num_loops
 
     def check(self) -> None:
         """Raise if a rank was lost.
@@ -144,7 +139,7 @@ class ServerWatch:
         """Return the loss of a rank, if one becomes known in time."""
         with self._changed:
             self._changed.wait_for(
-                lambda: self._loss.error or self._num_loops is not None, timeout=within_s
+                lambda: self._loss.error or self.num_loops is not None, timeout=within_s
             )
         return self._loss.error
 
@@ -157,7 +152,7 @@ class ServerWatch:
             self._loss.note(error)
             self._changed.notify_all()
         logging.getLogger("evenstep").critical("%s", error)
-        self._fail(error)
+        self._reducer.fail(error)
 
 
 _END_S = 5.0  # for the last word of rank 0's heartbeats, once there is no more to be summed
@@ -236,15 +231,15 @@ class Service:
         reduction = self.reduction
         if reduction is None:
             raise RuntimeError("The loader runs without a model: `prepare` the model too.")
-        hosts, channel = self._met()
+        try:
+            hosts, channel = self._meet()
+        except RuntimeError as error:
+            raise RuntimeError(
+                "The workers ended before their first step, so there is nothing to serve: see what "
+                "they raised."
+            ) from error
         self._watch = watch = ServerWatch(
-            hosts,
-            framework=self._framework,
-            fail=reduction.reducer.fail,
-            ask=lambda: channel.send(0, written([StopRequest()])),
-            end=lambda: reduction.reducer.fail(RuntimeError("Training has ended.")),
-            is_idle=lambda: reduction.reducer.is_idle,
-            grace_s=self._grace_s,
+            hosts, reduction.reducer, channel, framework=self._framework, grace_s=self._grace_s
         )
         channel.start(watch)
         self._watch_by(watch)
@@ -256,7 +251,7 @@ class Service:
             if (lost := watch.verdict(within_s=_END_S)) is not None:
                 raise lost from (error if lost is not error else error.__cause__)
             # Of an end without a last order, as of a script that destroyed its groups first.
-            if watch.ended(within_s=0.0) is None:
+            if watch.num_loops is None:
                 raise
         else:
             watch.verdict(within_s=_END_S)
@@ -264,17 +259,7 @@ class Service:
         finally:
             self._watch = None
             channel.close()
-        return watch.ended(within_s=0.0) or self._num_loops
-
-    def _met(self) -> tuple[Sequence[str], StarChannel]:
-        """Meet the workers at their first step, and connect with rank 0."""
-        try:
-            return self._meet()
-        except RuntimeError as error:
-            raise RuntimeError(
-                "The workers ended before their first step, so there is nothing to serve: see what "
-                "they raised."
-            ) from error
+        return watch.num_loops or self._num_loops
 
 
 def _serve_with_signals(reduction: Reduction, send: Callable[[SharesReport], None]) -> None:

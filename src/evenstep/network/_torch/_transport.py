@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
-from typing import Any, Protocol, final
+from functools import partial
+from time import monotonic
+from typing import Any, final
 
 import torch
 import torch.distributed as dist
@@ -25,19 +27,12 @@ class PeerFailed(RuntimeError):
         self.peer = peer
 
 
-class Pending(Protocol):
-    """An operation under way."""
+Pending = Callable[[float | None], None]
+"""Waits until an operation is done, or fails after so many seconds; None is never.
 
-    def wait(self, limit_s: float | None = None) -> None:
-        """Return once it is done; on a device, once the current stream will see it done.
-
-        Args:
-            limit_s: after so many seconds it fails, and perhaps everything else with it; None is
-                never.
-
-        Raises:
-            RuntimeError: it failed, as it does when the peer is gone or the transport broken off.
-        """
+It raises a RuntimeError if the operation failed, as when the peer is gone or the transport broken
+off. Where it fails after its seconds, perhaps everything else fails with it.
+"""
 
 
 class AbstractTransport(abc.ABC):
@@ -48,12 +43,10 @@ class AbstractTransport(abc.ABC):
 
     Attributes:
         rank, world_size: of the group.
-        ranks: what errors call the group's ranks, mostly their global numbers.
     """
 
     rank: int
     world_size: int
-    ranks: tuple[int, ...]
 
     @abc.abstractmethod
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
@@ -92,31 +85,24 @@ class GlooTransport(AbstractTransport):
 
     Args:
         group: of this transport alone: it is broken when a rank is lost.
-        ranks: what errors call the ranks of the transport; None is their global numbers.
         order: which rank of the group each rank of the transport is; None is the same one.
     """
 
-    def __init__(
-        self,
-        group: dist.ProcessGroup,
-        *,
-        ranks: Iterable[int] | None = None,
-        order: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, group: dist.ProcessGroup, *, order: Sequence[int] | None = None) -> None:
         self._group = group
         self._order = tuple(range(group.size()) if order is None else order)
         self.rank = self._order.index(group.rank())
         self.world_size = group.size()
-        names = dist.get_process_group_ranks(group)
-        self.ranks = tuple([names[one] for one in self._order] if ranks is None else ranks)
 
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
         with _naming(source):
-            return _GlooPending(self._group.recv([buffer], self._order[source], tag), buffer)
+            work = self._group.recv([buffer], self._order[source], tag)
+            return partial(_wait_for, work, buffer)
 
     def send(self, buffer: torch.Tensor, target: int, tag: int) -> Pending:
         with _naming(target):
-            return _GlooPending(self._group.send([buffer], self._order[target], tag), buffer)
+            work = self._group.send([buffer], self._order[target], tag)
+            return partial(_wait_for, work, buffer)
 
     def break_off(self) -> None:
         """Let a receive time out that no rank sends to: gloo then closes every connection.
@@ -139,18 +125,9 @@ def _naming(peer: int) -> Iterator[None]:
         raise PeerFailed(peer, str(error)) from error
 
 
-@final
-class _GlooPending:
-    """A work of gloo's, and the tensor that must outlive it."""
-
-    __slots__ = ("_buffer", "_work")
-
-    def __init__(self, work: Any, buffer: torch.Tensor) -> None:
-        self._work = work
-        self._buffer = buffer
-
-    def wait(self, limit_s: float | None = None) -> None:
-        self._work.wait(_FOR_EVER if limit_s is None else timedelta(seconds=limit_s))
+def _wait_for(work: Any, buffer: torch.Tensor, limit_s: float | None) -> None:
+    """Wait for a work of gloo's; who holds this wait holds the tensor, which must outlive it."""
+    work.wait(_FOR_EVER if limit_s is None else timedelta(seconds=limit_s))
 
 
 @final
@@ -164,19 +141,11 @@ class Timeouts:
         limit_s: seconds of one wait, positive.
         give_up: called once, on the thread beside, with the rank and the seconds waited for it.
             It has to make the wait fail.
-        clock: monotonic seconds.
     """
 
-    def __init__(
-        self,
-        limit_s: float,
-        *,
-        give_up: Callable[[int, float], None],
-        clock: Callable[[], float],
-    ) -> None:
+    def __init__(self, limit_s: float, *, give_up: Callable[[int, float], None]) -> None:
         self._limit_s = limit_s
         self._give_up = give_up
-        self._clock = clock
         self._waiting: tuple[int, float, float] | None = None  # for whom, since when, how long
         self._closing = threading.Event()
         self._thread: threading.Thread | None = None
@@ -192,9 +161,9 @@ class Timeouts:
         Raises:
             PeerFailed: it failed, or was given up.
         """
-        self._waiting = peer, self._clock(), part * self._limit_s
+        self._waiting = peer, monotonic(), part * self._limit_s
         try:
-            pending.wait()
+            pending(None)
         except RuntimeError as error:
             raise PeerFailed(peer, str(error)) from error
         finally:
@@ -210,6 +179,6 @@ class Timeouts:
     def _look(self) -> None:
         while not self._closing.wait(self._limit_s / 16):
             waiting = self._waiting
-            if waiting is not None and (since_s := self._clock() - waiting[1]) > waiting[2]:
+            if waiting is not None and (since_s := monotonic() - waiting[1]) > waiting[2]:
                 self._give_up(waiting[0], since_s)
                 return

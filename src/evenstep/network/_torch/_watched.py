@@ -5,10 +5,12 @@ from __future__ import annotations
 import threading
 from collections import defaultdict, deque
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
+from functools import partial
 from queue import SimpleQueue
 from time import monotonic
-from typing import NamedTuple, Self, final
+from typing import final
 
 import torch
 
@@ -20,7 +22,7 @@ HEAD_BYTES = 64
 LEAST_BYTES = 4096
 """What is smaller goes in one piece and is not timed."""
 
-_HEAD = 1 << 29  # above the tags of chunks, below those of roll calls and orders
+_HEAD = 1 << 29  # above the tags of chunks, below those of orders
 _MOST = 1 << 14  # of the newest, for a controller that never collects them
 
 
@@ -39,6 +41,11 @@ class Arrival:
     num_bytes: int
     begin_s: float
     end_s: float
+
+
+_Watched = tuple[int, int, Pending, Pending, Future[None]]
+"""A receive under way, in two parts, that a thread beside waits for: from whom, of how many bytes,
+its parts, and what is set when both are here."""
 
 
 @final
@@ -71,7 +78,6 @@ class WatchedTransport(AbstractTransport):
         self._transport = transport
         self._clock = clock
         self.rank, self.world_size = transport.rank, transport.world_size
-        self.ranks = transport.ranks
         self._arrivals: deque[Arrival] = deque(maxlen=_MOST)
         self._lanes: dict[tuple[int, bool], SimpleQueue[_Watched | None]] = {}
         self._threads: list[threading.Thread] = []
@@ -82,26 +88,24 @@ class WatchedTransport(AbstractTransport):
         first = HEAD_BYTES // buffer.itemsize
         head = self._transport.receive(buffer[:first], source, tag + _HEAD)
         rest = self._transport.receive(buffer[first:], source, tag)
-        watched = _Watched(source, buffer.nbytes, head, rest)
+        done: Future[None] = Future()
+        watched = source, buffer.nbytes, head, rest, done
         self._lane(source, pull=is_pull(tag)).put(watched)
-        return watched
+        return partial(_wait_for, done)
 
     def send(self, buffer: torch.Tensor, target: int, tag: int) -> Pending:
         if buffer.nbytes < LEAST_BYTES:
             return self._transport.send(buffer, target, tag)
         first = HEAD_BYTES // buffer.itemsize
         head = self._transport.send(buffer[:first], target, tag + _HEAD)
-        return _Both(head, self._transport.send(buffer[first:], target, tag))
+        return partial(_wait_for_both, head, self._transport.send(buffer[first:], target, tag))
 
     def break_off(self) -> None:
         self._transport.break_off()
 
     def take_arrivals(self) -> list[Arrival]:
         """Return what arrived since the last call, in order of its end, and forget it."""
-        arrivals = []
-        while self._arrivals:
-            arrivals.append(self._arrivals.popleft())
-        return arrivals
+        return [self._arrivals.popleft() for _ in range(len(self._arrivals))]
 
     def close(self) -> None:
         """End the threads, once nothing is under way. May be called again."""
@@ -111,12 +115,6 @@ class WatchedTransport(AbstractTransport):
             thread.join()
         self._lanes.clear()
         self._threads.clear()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        self.close()
 
     def _lane(self, source: int, *, pull: bool) -> SimpleQueue[_Watched | None]:
         """Return the queue of what comes from ``source`` one after the other.
@@ -134,76 +132,42 @@ class WatchedTransport(AbstractTransport):
 
     def _watch(self, lane: SimpleQueue[_Watched | None]) -> None:
         while (watched := lane.get()) is not None:
+            peer, num_bytes, head, rest, done = watched
             try:
-                watched.head.wait()
+                head(None)
                 begin_s = self._clock()
-                watched.rest.wait()
-                end_s = self._clock()
+                rest(None)
+                self._arrivals.append(Arrival(peer, num_bytes, begin_s, self._clock()))
+                done.set_result(None)
             except RuntimeError as error:
-                watched.failed(error)
-                continue
-            self._arrivals.append(Arrival(watched.peer, watched.num_bytes, begin_s, end_s))
-            watched.done.set()
+                done.set_exception(error)
 
 
-@final
-class _Watched:
-    """A receive under way, in two parts, that another thread waits for."""
-
-    __slots__ = ("_error", "done", "head", "num_bytes", "peer", "rest")
-
-    def __init__(self, peer: int, num_bytes: int, head: Pending, rest: Pending) -> None:
-        self.peer, self.num_bytes = peer, num_bytes
-        self.head, self.rest = head, rest
-        self.done = threading.Event()
-        self._error: RuntimeError | None = None
-
-    def failed(self, error: RuntimeError) -> None:
-        """Have the waiting thread raise ``error``."""
-        self._error = error
-        self.done.set()
-
-    def wait(self, limit_s: float | None = None) -> None:
-        if not self.done.wait(limit_s):
-            raise RuntimeError(f"nothing came for {limit_s} s")
-        if self._error is not None:
-            raise RuntimeError(str(self._error)) from self._error
+def _wait_for(done: Future[None], limit_s: float | None) -> None:
+    try:
+        done.result(limit_s)
+    except TimeoutError as error:
+        raise RuntimeError(f"nothing came for {limit_s} s") from error
 
 
-@final
-class _Both:
-    """Two sends under way."""
-
-    __slots__ = ("_head", "_rest")
-
-    def __init__(self, head: Pending, rest: Pending) -> None:
-        self._head, self._rest = head, rest
-
-    def wait(self, limit_s: float | None = None) -> None:
-        self._head.wait(limit_s)
-        self._rest.wait(limit_s)
+def _wait_for_both(head: Pending, rest: Pending, limit_s: float | None) -> None:
+    head(limit_s)
+    rest(limit_s)
 
 
 Span = tuple[float, float]
+Way = tuple[int, int, int, float]
+"""Sender, receiver, bytes and seconds of all that one rank got of another in one exchange.
 
-
-class Way(NamedTuple):
-    """All that one rank got of another in one exchange, as `Transfers.from_rows` takes it.
-
-    Attributes:
-        sender, receiver: ranks of the reducing group; the same for all that one rank got.
-        num_bytes: that arrived, but for those that only mark a beginning.
-        seconds: what they took of the links between the two, or of that one rank's.
-    """
-
-    sender: int
-    receiver: int
-    num_bytes: int
-    seconds: float
+Bytes that only mark a beginning do not count. The seconds are what the others took of the links
+between the two, or of the receiver's alone, where it is the sender too: for all that it got.
+"""
 
 
 def ways_to(receiver: int, arrivals: Iterable[Arrival], *, burst_bytes: int = 1 << 14) -> list[Way]:
     r"""Return what each rank sent to ``receiver``, and what that took of the links between them.
+
+    The rows are those that ``Transfers.from_rows`` takes.
 
     The time in which any of it was under way, each moment once, and of every pause $p$ before a
     part of it as much as a shaped link may save up: of a token bucket that was idle,
@@ -239,12 +203,12 @@ def ways_to(receiver: int, arrivals: Iterable[Arrival], *, burst_bytes: int = 1 
         num_bytes[one.peer] += one.num_bytes - HEAD_BYTES
     burst = burst_bytes / max(len(spans), 1)
     ways = [
-        Way(peer, receiver, num_bytes[peer], _taken_s(spans[peer], burst / num_bytes[peer]))
+        (peer, receiver, num_bytes[peer], _taken_s(spans[peer], burst / num_bytes[peer]))
         for peer in sorted(spans)
     ]
     if ways:
         total, every = sum(num_bytes.values()), [span for each in spans.values() for span in each]
-        ways.append(Way(receiver, receiver, total, _taken_s(every, burst_bytes / total)))
+        ways.append((receiver, receiver, total, _taken_s(every, burst_bytes / total)))
     return ways
 
 

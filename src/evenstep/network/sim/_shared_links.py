@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 
-from ..._planner import Planner
-from ..._types import Cluster, FloatArray, IntArray, StepTimings, check_fields, check_range
+from ..._types import Cluster, FloatArray, check_range
 from ...events import Event
 from ...exceptions import invalid
-from ...policies import AbstractPolicy, by_name
-from ...sim._run import job_of
+from ...policies import AbstractPolicy
+from ...sim import SimReport, run
 from ...sim._workload import AnyWorkload
 from .._following._link_tracker import ObservedExchange, Transfers
 from .._following._share_planner import SharePlanner, SharesInForce
-from .._plans._aggregation import Aggregation, Links
-from .._plans._duration import exchange_s, fair_transfers, ring_s
-from .._plans._optimum import equal_shares
+from .._plans._aggregation import Aggregation, Links, check_world
+from .._plans._duration import check_shares, fair_transfers, ring_s
 from .._plans._share_plan import plan_shares
 from .._plans._share_policies import AbstractSharePolicy
 
@@ -80,7 +78,7 @@ def play_exchange(
         rounds = [(push * part, 1), ((push + push.T) * part, chunks - 1), (push.T * part, 1)]
     exchange_s, seconds, busy_s = 0.0, np.zeros(push.shape), np.zeros((2, len(push)))
     for num_bytes, times in rounds:
-        taken_s = fair_transfers(num_bytes, links).seconds
+        taken_s, _ = fair_transfers(num_bytes, links)
         exchange_s += times * (float(taken_s.max()) + links.latency_s)
         seconds += times * taken_s
         busy_s += times * np.stack([taken_s.max(axis=1), taken_s.max(axis=0)])
@@ -131,7 +129,7 @@ def follow_links(
         )
         exchange_s.append(done.exchange_s)
         plans.append(plan)
-        events += planner.observe(step, done, next_step=step + 1).events
+        events += planner.observe(step, done, next_step=step + 1)
     return FollowReport(np.array(exchange_s), tuple(plans), tuple(events))
 
 
@@ -143,7 +141,7 @@ def known_links(
     It uses plain all-reduce where that is no slower, ``(num_steps,)``.
     """
     seconds: list[float] = []
-    state, before = policy.init(aggregation).state, None
+    state, before = policy.init(aggregation), None
     for now in links:
         if now is before:
             seconds.append(seconds[-1])
@@ -157,23 +155,6 @@ def known_links(
     return np.array(seconds)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class OverLinksReport:
-    """What became of a run that computed and exchanged.
-
-    Attributes:
-        step_s: seconds of every step, ``(num_steps,)``.
-        batch_size: local batch sizes, ``(num_steps, world_size)``.
-        plans: the plan of shares that each step ran under.
-        events: all that the planners reported, in order.
-    """
-
-    step_s: FloatArray
-    batch_size: IntArray
-    plans: tuple[SharesInForce, ...]
-    events: tuple[Event, ...]
-
-
 def run_over_links(
     policy: str | AbstractPolicy[Any],
     cluster: Cluster,
@@ -184,12 +165,13 @@ def run_over_links(
     overlap: float = 0.0,
     noise: float = 0.0,
     seed: int = 0,
-) -> OverLinksReport:
+) -> tuple[SimReport, FollowReport]:
     """Return what policies of sizes and of shares make of workers and links, side by side.
 
-    The objects are those that train: ``Planner`` and ``SharePlanner``. A step lasts as
-    ``SharedLinksComm`` has it, links are measured as in ``play_exchange``, and step k decides
-    k + 1 of both. Deterministic: the same arguments give the same report, if the planners are new.
+    It is ``evenstep.sim.run`` with an exchange that a ``SharePlanner`` plans: the objects are those
+    that train. A step lasts as ``step_over_links_s`` has it, links are measured as in
+    ``play_exchange``, and step k decides k + 1 of both. Deterministic: the same arguments give the
+    same reports, if the planner is new.
 
     Args:
         policy: of batch sizes, by name or by value.
@@ -204,95 +186,46 @@ def run_over_links(
     Raises:
         ValueError: the numbers of workers or steps differ.
     """
-    _check(cluster, workload, links, shares)
-    given = by_name(policy) if isinstance(policy, str) else policy
-    sizes, generator = Planner(given, job_of(cluster), warm_up_steps=0), np.random.default_rng(seed)
-    aggregation = shares.aggregation
-    log: list[tuple[float, IntArray, SharesInForce]] = []
+    aggregation, generator = shares.aggregation, np.random.default_rng(seed)
+    if aggregation.world_size != workload.world_size:
+        rule = f"aggregate over the {workload.world_size} workers of the times"
+        got, remedy = aggregation.world_size, "Give one of each."
+        raise invalid("run_over_links(shares=...)", rule, got, remedy)
+    if len(links) != workload.num_steps:
+        rule = f"be of {workload.num_steps} steps, as the workload is"
+        raise invalid("run_over_links(links=...)", rule, len(links), "Repeat them per step.")
+    exchange_s: list[float] = []
+    plans: list[SharesInForce] = []
     events: list[Event] = []
-    for step, now in enumerate(links):
-        plan = shares.plan
-        batch_size = np.array(sizes.plan.batch_size, np.int64)
-        compute_s = workload.seconds(step, batch_size)
+
+    def comm(compute_s: FloatArray) -> float:
+        step, plan = len(plans), shares.plan
         split = plan.shares if plan.is_shared(step - plan.first_step) else None
-        step_s = SharedLinksComm(aggregation, now, split, overlap)(compute_s)
+        step_s = step_over_links_s(
+            compute_s, aggregation, links[step], shares=split, overlap=overlap
+        )
         done = play_exchange(
-            aggregation, now, split, plan_epoch=plan.epoch, noise=noise, generator=generator
+            aggregation, links[step], split, plan_epoch=plan.epoch, noise=noise, generator=generator
         )
         done = replace(done, exchange_s=max(step_s - float(compute_s.max()), 1e-9))
-        log.append((step_s, batch_size, plan))
-        events += shares.observe(step, done, next_step=step + 1).events
-        timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
-        events += sizes.observe_timings(step, timings, next_step=step + 1).events
-    seconds, batches, plans = zip(*log, strict=True)
-    return OverLinksReport(np.array(seconds), np.array(batches), plans, tuple(events))
+        exchange_s.append(done.exchange_s)
+        plans.append(plan)
+        events.extend(shares.observe(step, done, next_step=step + 1))
+        return step_s
 
-
-def _check(
-    cluster: Cluster, workload: AnyWorkload, links: Sequence[Links], shares: SharePlanner
-) -> None:
-    sizes = cluster.world_size, workload.world_size, shares.aggregation.num_workers
-    if len(set(sizes)) > 1:
-        rule, remedy = "have as many workers as the times and the aggregation", "Give one of each."
-        raise invalid("run_over_links(cluster=...)", rule, sizes, remedy)
-    if not 1 <= len(links) <= workload.num_steps:
-        rule = f"be of 1 to {workload.num_steps} steps, as the workload is"
-        raise invalid("run_over_links(links=...)", rule, len(links), "Repeat them per step.")
+    report = run(policy, cluster, workload, comm=comm)
+    return report, FollowReport(np.array(exchange_s), tuple(plans), tuple(events))
 
 
 MANY = 64  # chunks that stand for their limit
-REMEDY = "0 exchanges at the end, 2/3 during the backward."
 
 
-@final
-@dataclass(frozen=True, slots=True, eq=False)
-class SharedLinksComm:
-    r"""Gradients are pushed, summed and pulled over links of different speeds.
-
-    A step ends as ``timeline_s`` has it: who is done early pushes early. Without
-    shares it is a plain all-reduce that begins when the slowest is done,
-    $\max(t, (1 - h) t + R)$ of a ring that takes $R$ and gradients that are ready over the
-    last part $h$ of computing, and at least a chunk's part of $R$ after it.
-
-    Args:
-        aggregation: what is summed, by whom, in how many chunks; the simulated workers are its
-            ranks, those that only serve included.
-        links: what they carry.
-        shares: part of the bytes that each rank sums, ``(world_size,)``; None for plain all-reduce.
-        overlap: part of computing, at its end, during which gradients become ready, in [0, 1].
-
-    Raises:
-        ValueError: an argument is out of range, or they speak of other ranks.
-    """
-
-    aggregation: Aggregation
-    links: Links
-    shares: FloatArray | None = None
-    overlap: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_fields(self, overlap=("in [0, 1]", REMEDY))
-        shares = equal_shares(self.aggregation) if self.shares is None else self.shares
-        exchange_s(self.aggregation, self.links, shares=shares)  # refuses those of other ranks
-
-    def __call__(self, compute_s: FloatArray) -> float:
-        """Return the seconds of a step, by when each worker ends computing, ``(world_size,)``."""
-        if self.shares is not None:
-            return timeline_s(
-                compute_s, self.aggregation, self.links, shares=self.shares, overlap=self.overlap
-            )
-        slowest = float(compute_s[self.aggregation.is_worker].max())
-        ring = ring_s(self.aggregation, self.links)
-        last = ring / (self.aggregation.num_chunks or MANY)
-        return max((1 - self.overlap) * slowest + ring, slowest + last)
-
-
-def timeline_s(
+def step_over_links_s(
     compute_s: FloatArray,
     aggregation: Aggregation,
     links: Links,
     *,
-    shares: FloatArray,
+    shares: FloatArray | None = None,
     overlap: float = 0.0,
 ) -> float:
     r"""Return the seconds from a common start until all workers have all sums.
@@ -307,22 +240,37 @@ def timeline_s(
     that senders share a receiver, which moves single messages but not the sum of a queue.
     Pairs and half duplex are not looked at.
 
+    Without shares it is a plain all-reduce that begins when the slowest is done,
+    $\max(t, (1 - h) t + R)$ of a ring that takes $R$ and gradients that are ready over the
+    last part $h$ of computing, and at least a chunk's part of $R$ after it.
+
     Args:
         compute_s: seconds of computing, ignored of ranks that only serve, ``(world_size,)``.
-        aggregation: what is summed, by whom, in how many chunks.
+        aggregation: what is summed, by whom, in how many chunks; the simulated workers are its
+            ranks, those that only serve included.
         links: what each rank's link carries.
-        shares: part of the bytes that each rank sums, ``(world_size,)``.
+        shares: part of the bytes that each rank sums, ``(world_size,)``; None for plain all-reduce.
         overlap: $h$, in [0, 1]: 0 if nothing is exchanged before computing ends, about two thirds
             if buckets go while the backward runs.
 
     Raises:
-        ValueError: ``overlap`` is out of range.
+        ValueError: an argument is out of range, or they speak of other ranks.
+
+    Usage:
+        links = {"aggregation": aggregation, "links": links, "shares": shares}
+        run(policy, cluster, workload, comm=partial(step_over_links_s, **links))
     """
-    check_range("timeline_s(overlap=...)", overlap, "in [0, 1]", REMEDY)
+    remedy = "0 exchanges at the end, 2/3 during the backward."
+    check_range("step_over_links_s(overlap=...)", overlap, "in [0, 1]", remedy)
+    chunks = aggregation.num_chunks or MANY
+    if shares is None:
+        slowest, ring = float(compute_s[aggregation.is_worker].max()), ring_s(aggregation, links)
+        return max((1 - overlap) * slowest + ring, slowest + ring / chunks)
+    check_world("step_over_links_s", aggregation, links)
+    check_shares("step_over_links_s", aggregation, shares)
     works, serves = aggregation.is_worker, shares > 0
     if aggregation.num_workers == 1 and (works & serves).any() and shares[works].sum() > 1 - 1e-9:
         return float(compute_s[works].max())
-    chunks = aggregation.num_chunks or MANY
     done_s = np.where(works, compute_s, 0.0)
     part = aggregation.num_bytes / chunks
     gives, takes = works * (1 - shares), aggregation.num_sources * shares
@@ -353,13 +301,8 @@ def _sent(
     sends = np.isfinite(ready)
     start = np.where(sends, np.maximum(up, ready), np.inf)
     up = np.where(sends, start + up_s, up)
-    down = np.where(down_s > 0, np.maximum(down, _least_other(start)) + down_s, down)
+    down = np.where(down_s > 0, np.maximum(down, -_most_other(-start)) + down_s, down)
     return up, down, _most_other(np.where(sends, up, 0.0))
-
-
-def _least_other(values: FloatArray) -> FloatArray:
-    """Return the least of all others' values, for each."""
-    return -_most_other(-values)
 
 
 def _most_other(values: FloatArray) -> FloatArray:

@@ -27,7 +27,7 @@ class Dying(AbstractTransport):
 
     def __init__(self, inner: AbstractTransport, num_sends: int, sent: signal.Signals) -> None:
         self.inner, self.num_sends, self.sent = inner, num_sends, sent
-        self.rank, self.world_size, self.ranks = inner.rank, inner.world_size, inner.ranks
+        self.rank, self.world_size = inner.rank, inner.world_size
 
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
         return self.inner.receive(buffer, source, tag)
@@ -56,7 +56,7 @@ def train(
     reducer = open_reducer(workers=workers, timeout_s=timeout_s)
     if rank == victim:
         dying = Dying(reducer._transport, 100, sent)
-        reducer._issuer._pipeline._transport = dying
+        reducer._pipeline._transport = dying
     began_s = monotonic()
     try:
         with reducer:
@@ -79,20 +79,6 @@ def threads_left() -> str:
     return ",".join(t.name for t in threading.enumerate() if t.name.startswith("evenstep"))
 
 
-def miss_a_plan(rank: int) -> tuple[str, str, str]:
-    """Rank 1 does not get the second plan; return the error, its type and threads left."""
-    try:
-        with open_reducer(timeout_s=20) as reducer:
-            for epoch in range(3):
-                if (rank, epoch) != (1, 1):
-                    reducer.adopt(split_of([epoch + 1, 1, 1], epoch))
-                reducer.reduce(randoms(rank, 5000))
-                reducer.settle()
-    except RuntimeError as error:
-        return str(error), type(error).__name__, threads_left()
-    return "nothing happened", "", ""
-
-
 def close_early(rank: int) -> tuple[str, int, float, str]:
     """Rank 1 leaves its backward in the middle and closes, as after an error of the user's."""
     outcome = "nothing happened", -1
@@ -103,7 +89,7 @@ def close_early(rank: int) -> tuple[str, int, float, str]:
             reducer.reduce(randoms(rank, 5000), ends=False).wait()
             if rank == 1:
                 raise ZeroDivisionError
-            reducer.reduce(randoms(rank, 5000), opens=False)
+            reducer.reduce(randoms(rank, 5000))
             reducer.settle()
     except ZeroDivisionError:
         outcome = "left", -1
@@ -120,7 +106,7 @@ def raise_in_the_thread(rank: int) -> Any:
         with open_reducer(timeout_s=20) as reducer:
             reducer.adopt(split_of([1, 1], 0))
             if rank == 1:
-                reducer._issuer._pipeline._workers = None  # a bug of ours
+                reducer._pipeline._workers = None  # a bug of ours
             future = reducer.reduce(randoms(rank, 5000))
             try:
                 future.wait()
@@ -141,10 +127,10 @@ def ask_a_closed_connection(rank: int) -> list[int]:
         transport.break_off()
         return failed
     with suppress(RuntimeError):
-        transport.receive(torch.zeros(1), 1, 5).wait()
+        transport.receive(torch.zeros(1), 1, 5)(None)
     for ask in (transport.receive, transport.send):
         try:
-            ask(torch.zeros(1), 1, 6).wait()
+            ask(torch.zeros(1), 1, 6)(None)
         except PeerFailed as error:
             failed.append(error.peer)
     return failed

@@ -7,8 +7,6 @@ from collections import deque
 
 import torch
 
-from evenstep.network._torch._transport import AbstractTransport
-
 WIDE = {
     torch.float32: torch.float32,
     torch.float64: torch.float64,
@@ -25,7 +23,7 @@ class Operation:
         self.network, self.kind, self.rank, self.peer = network, kind, rank, peer
         self.tag, self.buffer, self.done = tag, buffer, False
 
-    def wait(self, limit_s=None):
+    def wait(self, limit_s):
         with self.network.changed:
             ready = self.network.changed.wait_for(
                 lambda: self.done or self.network.broken, timeout=limit_s or 20
@@ -65,12 +63,11 @@ class Network:
         send.done = receive.done = True
 
 
-class MemoryTransport(AbstractTransport):
+class MemoryTransport:
     """One rank's end."""
 
     def __init__(self, network, rank, world_size):
         self.network, self.rank, self.world_size = network, rank, world_size
-        self.ranks = tuple(range(10, 10 + world_size))
 
     def receive(self, buffer, source, tag):
         return self._issue("receive", source, tag, buffer)
@@ -87,7 +84,7 @@ class MemoryTransport(AbstractTransport):
         assert buffer.is_contiguous()
         operation = Operation(self.network, kind, self.rank, peer, tag, buffer)
         self.network.meet(operation)
-        return operation
+        return operation.wait
 
 
 def on_threads(world_size, function):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from datetime import timedelta
 from time import monotonic
 from typing import Any
@@ -84,7 +84,7 @@ def watched(rank: int) -> dict[str, Any]:
         results.append(reducer.reduce(randoms(rank, size)).wait())
     group = dist.new_group(backend="gloo", timeout=timedelta(seconds=60))
     with (
-        WatchedTransport(GlooTransport(group)) as transport,
+        closing(WatchedTransport(GlooTransport(group))) as transport,
         ShardedReducer(transport) as reducer,
     ):
         reducer.adopt(split)
@@ -98,7 +98,7 @@ def watched(rank: int) -> dict[str, Any]:
         "same": torch.equal(*results),
         "bytes": sum(one.num_bytes for one in arrivals),
         "planned": traffic_bytes(split, size, 4, workers=range(3))[1],
-        "seconds": max(way.seconds for way in ways_to(rank, arrivals)),
+        "seconds": max(seconds for *_, seconds in ways_to(rank, arrivals)),
         "within_s": within_s,
     }
 

@@ -50,20 +50,6 @@ def test_the_lost_rank_is_named_everywhere(victim, sent, workers, shares, timeou
         assert threads == ""
 
 
-def test_a_rank_that_missed_a_plan_is_named():
-    """At the first bucket, before anything is summed: nobody hangs, and nothing is wrong.
-
-    A rank that did not compare itself hears of it; on a busy machine, that who did has ended.
-    """
-    ranks = run_workers(3, faults.miss_a_plan)
-
-    for text, kind, threads in ranks:
-        assert threads == ""
-        named = "rank 1 did not get the newer one in time" in text
-        assert named if kind == "PlanMismatchError" else "was lost in the exchange" in text
-    assert any(kind == "PlanMismatchError" for _, kind, _ in ranks)
-
-
 def test_a_rank_that_leaves_in_the_middle_is_named():
     """Its own error comes out there; the others do not wait for it."""
     ranks = run_workers(3, faults.close_early)
@@ -127,15 +113,15 @@ def test_a_bucket_in_its_last_wait_hears_of_the_loss():
     """Whoever waits for it does, and all calls that follow."""
     lost = wait_in_vain()
 
-    assert lost.rank == 11
-    assert str(lost).startswith("Rank 11 was lost in the exchange of gradients: broken off.")
+    assert lost.rank == 1
+    assert str(lost).startswith("Rank 1 was lost in the exchange of gradients: broken off.")
 
 
 @pytest.mark.timeout(30)
 def test_a_loss_that_others_found_ends_all_waits():
     """Told on one rank, it is raised on all, and names the same rank."""
     network = Network()
-    found = WorkerLostError(12, "Rank 12 sent no heartbeat.")
+    found = WorkerLostError(2, "Rank 2 sent no heartbeat.")
 
     def go(rank):
         with ShardedReducer(MemoryTransport(network, rank, 3)) as reducer:
@@ -150,5 +136,5 @@ def test_a_loss_that_others_found_ends_all_waits():
     (mine,), (theirs,) = on_threads(2, go)
 
     assert mine is found
-    assert theirs.rank == 12
-    assert "rank 10 reported it" in str(theirs)
+    assert theirs.rank == 2
+    assert "rank 0 reported it" in str(theirs)

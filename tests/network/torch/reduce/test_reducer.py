@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from evenstep.network import Split, traffic_bytes
-from evenstep.network._torch._orders import OrderBook, Orders
+from evenstep.network._torch._orders import orders, send_order
 from evenstep.network._torch._pipeline import (
     FLOATS,
     BucketJob,
@@ -127,7 +127,7 @@ def test_a_plan_that_comes_in_the_middle_of_a_step_is_refused(alone):
 
     with pytest.raises(RuntimeError, match="came in the middle of a backward: the ranks would par"):
         alone.adopt(Split.of(np.ones(1), epoch=1))
-    alone.reduce(torch.ones(2), opens=False).wait()
+    alone.reduce(torch.ones(2)).wait()
     alone.settle()
     alone.adopt(Split.of(np.ones(1), epoch=1))
 
@@ -207,10 +207,7 @@ def step(reducer, split, rank, sizes, dtype):
     """All buckets of a step at once, as a backward hands them over."""
     reducer.adopt(split)
     buckets = [gradients_of(7 * rank + i, size, dtype) for i, size in enumerate(sizes)]
-    futures = [
-        reducer.reduce(bucket, opens=i == 0, ends=i == len(sizes) - 1)
-        for i, bucket in enumerate(buckets)
-    ]
+    futures = [reducer.reduce(bucket, ends=i == len(sizes) - 1) for i, bucket in enumerate(buckets)]
     reducer.settle()
     assert all(future.value() is bucket for future, bucket in zip(futures, buckets, strict=True))
     return buckets
@@ -312,19 +309,19 @@ def test_no_two_messages_under_way_have_one_tag():
     for epoch in range(3):
         job = BucketJob(None, 1, torch.float32, Split.of(np.ones(1), epoch=epoch), print)
         for number in (0, 1, 2, 1000, (1 << 21) - 1):
-            flight = Flight(job, number, (0, 1), is_last=True)
+            flight = Flight(job, number, (0, 1))
             tags |= {chunk_tag(flight, pull=pull) for pull in (False, True)}
 
     assert len(tags) == 3 * 5 * 2
     assert min(tags) > 1  # a notice's
-    assert max(tags) < 1 << 30  # where roll calls and orders begin
+    assert max(tags) < 1 << 30  # where orders begin
 
 
 def test_memory_for_what_is_under_way_is_used_again():
     """Fifty chunks with three under way need the buffers of three, at most."""
     split = Split.of(np.array([1.0, 0, 0]), chunk_bytes=400)
     results = exchange([split], [0, 1, 2], [5000])
-    pools = [reducer._issuer._pipeline.buffers for _, reducer in results]
+    pools = [reducer._pipeline.buffers for _, reducer in results]
 
     assert pools[0].num_bytes <= 3 * 2 * 400
     assert pools[1].num_bytes == 0
@@ -415,17 +412,17 @@ def test_servers_sum_what_workers_have(workers, shares):
 def test_an_order_by_an_older_plan_is_refused():
     """A server that is told of epoch 3 after 4 says so, and goes."""
     network = Network()
-    book = OrderBook(MemoryTransport(network, 0, 2), [1])
-    orders = Orders(MemoryTransport(network, 1, 2), 0)
-    for epoch in (4, 3):
+    told = orders(MemoryTransport(network, 1, 2), 0, print)
+    for number, epoch in enumerate((4, 3)):
         split = Split.of(np.array([0.5, 0.5]), epoch=epoch)
-        book.send(BucketJob(None, 10, runs.FLOATS[0], split, print, ends=True))
+        job = BucketJob(None, 10, runs.FLOATS[0], split, print, ends=True)
+        send_order(MemoryTransport(network, 0, 2), [1], number, job)
 
-    first = orders.next(print)
+    first = next(told)
     assert (first.num_elements, first.wire, first.ends) == (10, runs.FLOATS[0], True)
     assert first.split == Split.of(np.array([0.5, 0.5]), epoch=4)
     with pytest.raises(ValueError, match=r"`ShardedReducer.serve\(\)` must be given no plan older"):
-        orders.next(print)
+        next(told)
 
 
 @pytest.mark.cluster

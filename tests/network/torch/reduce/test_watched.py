@@ -1,7 +1,7 @@
 """When ranges begin to arrive and when they are there, and what that says of the ways between."""
 
 import threading
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 
 import pytest
 import torch
@@ -47,14 +47,14 @@ def test_every_moment_counts_once(given_spans):
 def test_pauses_count_as_far_as_a_link_may_save_up(given_spans, size, burst_bytes):
     """The answer solves its equation, and is the largest that does: found from above, dully."""
     arrivals = [Arrival(0, size, begin, end) for begin, end in given_spans]
-    way, all_of_it = ways_to(1, arrivals, burst_bytes=burst_bytes)
-    assert all_of_it == (1, 1, way.num_bytes, way.seconds)
+    (_, _, num_bytes, way_s), all_of_it = ways_to(1, arrivals, burst_bytes=burst_bytes)
+    assert all_of_it == (1, 1, num_bytes, way_s)
     seconds, pauses = covered(given_spans)
     expected_s = seconds + sum(pauses)
     for _ in range(5000):
-        saved_s = burst_bytes / way.num_bytes * expected_s
+        saved_s = burst_bytes / num_bytes * expected_s
         expected_s = seconds + sum(min(pause, saved_s) for pause in pauses)
-    assert way.seconds == pytest.approx(expected_s, rel=1e-3, abs=1e-6)
+    assert way_s == pytest.approx(expected_s, rel=1e-3, abs=1e-6)
 
 
 def test_what_one_rank_got_of_the_others():
@@ -89,7 +89,7 @@ def test_parts_one_after_the_other_do_not_add_up_to_more_than_the_link():
     rows = ways_to(3, arrivals, burst_bytes=0)
     transfers = Transfers.from_rows(4, rows)
 
-    assert [way.num_bytes / way.seconds for way in rows] == [1000] * 4
+    assert [num_bytes / seconds for *_, num_bytes, seconds in rows] == [1000] * 4
     assert transfers.rates()[1, 3] == 3000
     assert transfers.carried(1)[1].tolist() == [0, 0, 0, 1000]
 
@@ -124,7 +124,7 @@ def test_time_counts_from_the_first_bytes_to_the_last():
     other = MemoryTransport(network, 1, 2)
     sent, buffer = torch.arange(4096.0), torch.empty(4096)
     first, tag = HEAD_BYTES // 4, 64
-    with here:
+    with closing(here):
         pending = here.receive(buffer, 1, tag)
         clock.now_s = 5.0  # the other end waits for somebody
         seen = _when_watched(here, 1)
@@ -132,7 +132,7 @@ def test_time_counts_from_the_first_bytes_to_the_last():
         seen("begin")
         clock.now_s = 7.0
         other.send(sent[first:], 0, tag)
-        pending.wait(5)
+        pending(5)
         clock.now_s = 100.0  # nobody looks before
         assert here.take_arrivals() == [Arrival(1, 16384, 5.0, 7.0)]
         assert here.take_arrivals() == []
@@ -163,10 +163,10 @@ def test_small_messages_go_as_they_are():
     here, other = WatchedTransport(MemoryTransport(network, 0, 2)), MemoryTransport(network, 1, 2)
     sent = torch.arange(LEAST_BYTES / 4 - 1)
     buffer = torch.empty_like(sent)
-    with here:
+    with closing(here):
         pending = here.receive(buffer, 1, 3)
         other.send(sent, 0, 3)
-        pending.wait(5)
+        pending(5)
         assert here.take_arrivals() == []
     assert torch.equal(buffer, sent)
 
@@ -175,11 +175,11 @@ def test_a_wait_that_fails_raises_where_it_is_waited_for():
     """The group is broken off while a watching thread waits."""
     network = Network()
     here = WatchedTransport(MemoryTransport(network, 0, 2))
-    with here:
+    with closing(here):
         pending = here.receive(torch.empty(4096), 1, 64)
         here.break_off()
         with pytest.raises(RuntimeError, match="broken off"):
-            pending.wait(5)
+            pending(5)
         assert here.take_arrivals() == []
 
 
@@ -188,20 +188,20 @@ def test_a_send_is_done_when_both_of_its_parts_are(taken):
     """Whichever of them the other end takes alone."""
     network = Network()
     sent, size = torch.arange(4096.0), HEAD_BYTES // 4 if taken else 4096 - HEAD_BYTES // 4
-    with WatchedTransport(MemoryTransport(network, 0, 2)) as here:
+    with closing(WatchedTransport(MemoryTransport(network, 0, 2))) as here:
         pending = here.send(sent, 1, 64)
         MemoryTransport(network, 1, 2).receive(torch.empty(size), 0, 64 + taken)
         with pytest.raises(RuntimeError, match="nobody at the other end"):
-            pending.wait(0.01)
+            pending(0.01)
 
 
 def test_a_wait_has_a_limit():
     """Nobody sends, and nothing is broken: it says so."""
     network = Network()
-    with WatchedTransport(MemoryTransport(network, 0, 2)) as here:
+    with closing(WatchedTransport(MemoryTransport(network, 0, 2))) as here:
         pending = here.receive(torch.empty(4096), 1, 64)
         with pytest.raises(RuntimeError, match="nothing came"):
-            pending.wait(0.01)
+            pending(0.01)
         here.break_off()
 
 
@@ -215,7 +215,7 @@ def test_sums_are_the_same_and_every_byte_is_seen(shares):
             transport = MemoryTransport(network, rank, 4)
             with ExitStack() as stack:
                 if watches:
-                    transport = stack.enter_context(WatchedTransport(transport))
+                    transport = stack.enter_context(closing(WatchedTransport(transport)))
                 reducer = stack.enter_context(ShardedReducer(transport, timeout_s=20))
                 reducer.adopt(split)
                 result = reducer.reduce(runs.randoms(rank, 30_011)).wait()
@@ -243,7 +243,7 @@ def test_a_tag_says_whether_it_is_a_pull():
 
 def _flight(number, epoch):
     job = BucketJob(None, 4, torch.float32, runs.split_of((1.0,), epoch), lambda error: None)
-    return Flight(job, number, (0, 4), True)
+    return Flight(job, number, (0, 4))
 
 
 @pytest.mark.cluster
