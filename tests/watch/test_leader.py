@@ -14,9 +14,9 @@ from evenstep._report import read_figures
 from evenstep._telemetry import read_events
 from evenstep._top import LiveRun
 from evenstep.advice import read_run
-from evenstep.watch._courier import RankEnds, WatchLeader
+from evenstep.watch._courier import RecordSender, WatchLeader
 from evenstep.watch._start_watch import WatchSettings
-from evenstep.watch._step_records import RankHello, RankReport, RankSender, StepRecord
+from evenstep.watch._step_records import RankReport, StepRecord
 from evenstep.watch._watch import Watch, ignore_captures
 from evenstep.watch._watched_run import CallSite
 
@@ -40,8 +40,6 @@ class Run:
         self.leader = WatchLeader(
             2, settings, now=lambda: self.now_s, stream=self.stream, notes=self.notes
         )
-        for rank, host in enumerate(("ann", "bob")):
-            self.leader.meet(rank, RankHello(host, "cpu"))
 
     def notes(self, run):
         self.seen.append(run)
@@ -50,7 +48,8 @@ class Run:
     def tell(self, steps, *, is_last=False, times=((50_000, 100_000), (150_000, 0))):
         for rank, (compute_us, waited_us) in enumerate(times):
             told = tuple(record(step, compute_us, waited_us, steps.step) for step in steps)
-            self.leader.take(rank, RankReport(told, None, is_last=is_last))
+            host = ("ann", "bob")[rank]
+            self.leader.take(rank, RankReport(told, None, host, "cpu", is_last))
         self.leader.work()
 
 
@@ -284,11 +283,10 @@ def test_too_few_steps_are_told():
 def test_a_group_without_a_model_is_told():
     """As of a library that exchanges gradients itself; only rank 0 says so."""
     run = Run(WatchSettings())
-    for ends in (
-        RankEnds(1, 10.0, RankSender(Gone(), 1), None, None),
-        RankEnds(0, 10.0, None, None, run.leader),
-    ):
-        Watch(ends, loaders=[]).close()
+    for rank in (1, 0):
+        courier = RecordSender(Gone(), rank, 2, WatchSettings())
+        courier.leader = None if rank else run.leader
+        Watch(courier, loaders=[]).close()
 
     assert run.stream.getvalue() == (
         "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
@@ -297,7 +295,7 @@ def test_a_group_without_a_model_is_told():
 
 def test_a_rank_that_ends_after_rank_0_is_quiet(capfd):
     """Rank 0 may have had the store: the last that is told reaches it no more."""
-    watch = Watch(RankEnds(1, 10.0, RankSender(Gone(), 1), None, None), loaders=[])
+    watch = Watch(RecordSender(Gone(), 1, 2, WatchSettings()), loaders=[])
     watch.model_made("DDP", "DistributedDataParallel", torch.device("cpu"), [])
     watch.close()
 
@@ -306,7 +304,7 @@ def test_a_rank_that_ends_after_rank_0_is_quiet(capfd):
 
 def test_nothing_is_heard_while_a_graph_is_captured():
     """A mark would be in the graph, and tell no time."""
-    watch = Watch(RankEnds(1, 10.0, RankSender(Gone(), 1), None, None), loaders=[])
+    watch = Watch(RecordSender(Gone(), 1, 2, WatchSettings()), loaders=[])
     watch.model_made("DDP", "DistributedDataParallel", torch.device("cpu"), [])
     log = watch.log
     numbers = []
@@ -342,8 +340,7 @@ def test_a_thread_may_ask_for_events_while_a_graph_is_captured():
 
 
 class Gone:
-    """A store of a process that has ended; it had the hello."""
+    """A store of a process that has ended."""
 
     def set(self, key, value):
-        if not key.endswith("hello"):
-            raise ConnectionError("Broken pipe")
+        raise ConnectionError("Broken pipe")

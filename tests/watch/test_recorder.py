@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from evenstep._diagnosis import Phase
-from evenstep.watch._courier import RankEnds
+from evenstep.watch._courier import RecordSender
 from evenstep.watch._recorder import StepLog, StepRecorder
+from evenstep.watch._start_watch import WatchSettings
 from evenstep.watch._watch import Watch
 from evenstep.watch._watched_run import CallSite, site_of
 
@@ -313,9 +314,9 @@ def test_the_line_of_the_users_own_is_found():
 
 def test_a_device_that_cannot_be_timed_is_named(capsys):
     """In words of the watch's own: the script calls nothing of evenstep's."""
-    watch = Watch(RankEnds(3, 1.0, None, None, None), loaders=[])
+    watch = Watch(RecordSender(None, 3, 4, WatchSettings()), loaders=[])
 
-    watch.model_made("DDP", "DistributedDataParallel", torch.device("meta"), [])
+    watch.guard(watch.model_made, "DDP", "DistributedDataParallel", torch.device("meta"), [])
 
     said = capsys.readouterr().err
     assert "off on rank 3, training goes on" in said

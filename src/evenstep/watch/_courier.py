@@ -3,34 +3,34 @@
 from __future__ import annotations
 
 import math
+import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
 from time import monotonic, thread_time
-from typing import NamedTuple, Protocol, TextIO, final
+from typing import Any, TextIO, final
 
 import numpy as np
 
-from .._diagnosis import Cause, Diagnoser, Diagnosis, FoundCause, Phase, accounted, diagnosed
-from .._host import HostReader
+from .._diagnosis import (
+    Cause,
+    Diagnoser,
+    Diagnosis,
+    FoundCause,
+    HostClues,
+    Phase,
+    accounted,
+    diagnosed,
+)
 from .._telemetry import JsonLines, versions_here
 from ..events import Event, RunEnded, RunStarted, StepMeasured
 from ._advice_text import advice_notes
 from ._start_watch import SHOWN, SUMMARY, WatchSettings
-from ._step_records import (
-    MailStore,
-    RankHello,
-    RankMerger,
-    RankReader,
-    RankReport,
-    RankSender,
-    StepRecord,
-    grouped,
-)
+from ._step_records import RankMail, RankMerger, RankReport, StepRecord, grouped
 from ._watched_run import CallSite, WatchedRun
 
 _WORDS = {
@@ -133,13 +133,13 @@ class WatchLeader:
         self._now, self._stream, self._notes = now, stream, notes
         self._merger = RankMerger(world_size)
         self._diagnoser = Diagnoser(world_size)
-        self._hellos = [RankHello("", "")] * world_size
+        self._hosts, self._devices = [""] * world_size, [""] * world_size
         self._rows: deque[tuple[StepRecord, ...]] = deque(maxlen=_MOST_ROWS)
         self._unwritten: list[tuple[StepRecord, ...]] = []
         self._unwritten_us = 0  # of rank 0
         self._wall_s: float | None = None  # of a step, in what was written last
+        self._run_dir = settings.run_dir  # empty once it cannot be written to
         self._file: JsonLines | None = None
-        self._has_started = False
         self._num_steps = self._num_spoken = self._num_summed = 0
         self._spent_s = 0.0  # of rank 0, in all steps
         self._spoken_s = now()
@@ -151,15 +151,12 @@ class WatchLeader:
         """Whether all ranks have sent their last report."""
         return len(self._last) == self._world_size
 
-    def meet(self, rank: int, hello: RankHello) -> None:
-        """Note who a rank is."""
-        self._hellos[rank] = hello
-
     def take(self, rank: int, report: RankReport) -> None:
         """Take in a rank's report."""
+        self._hosts[rank], self._devices[rank] = report.host, report.device
         self._merger.add(rank, report.records)
-        if report.host is not None:
-            self._diagnoser.add_host(rank, report.host)
+        if report.clues is not None:
+            self._diagnoser.add_host(rank, report.clues)
         if report.is_last:
             self._last.add(rank)
 
@@ -178,7 +175,7 @@ class WatchLeader:
                 [record.clues for record in row],
                 num_steps=row[0].num_steps,
             )
-            if self._settings.run_dir:
+            if self._run_dir:
                 self._unwritten.append(row)
                 self._unwritten_us += sum(row[0].spent_us)
                 if self._unwritten_us >= _LEAST_US:
@@ -243,10 +240,6 @@ class WatchLeader:
         except Exception as error:
             return (f"no advice ({type(error).__name__}: {error})",)
 
-    @property
-    def _hosts(self) -> tuple[str, ...]:
-        return tuple(hello.host for hello in self._hellos)
-
     def _summary(self, diagnosis: Diagnosis, notes: Sequence[str] = ()) -> str:
         return summary(diagnosis, self._hosts, notes)
 
@@ -280,20 +273,15 @@ class WatchLeader:
 
     def _write(self, event: Event) -> None:
         """Write an event; where that fails, say so and write no more. The watch continues."""
-        folder = self._settings.run_dir
-        if not folder:
+        if not (folder := self._run_dir):
             return
         try:
-            if not self._has_started:
-                self._has_started = True
+            if self._file is None:
                 self._file = JsonLines(Path(folder) / "events.jsonl")
                 self._file(self._started())
-            if self._file is not None:
-                self._file(event)
+            self._file(event)
         except OSError as error:
-            if self._file is not None:
-                self._file.close()
-            self._file = None
+            self._run_dir = ""
             text = f"evenstep watch: no more events are written to {folder} ({error})"
             print(text, file=self._stream, flush=True)
 
@@ -304,8 +292,8 @@ class WatchLeader:
             // self._rows[-1][0].num_steps,
             num_steps=0,
             policy="watched",
-            hosts=self._hosts,
-            devices=tuple(hello.device for hello in self._hellos),
+            hosts=tuple(self._hosts),
+            devices=tuple(self._devices),
             versions=versions_here(),
         )
 
@@ -343,91 +331,72 @@ _BEHIND_S = 0.25  # rank 0 is behind the others, so that it has what they have j
 _LAST_S = 1.0  # for which rank 0 waits at its end for the others' last reports
 
 
-class RecordedSteps(Protocol):
-    """What records a rank's steps.
-
-    Attributes:
-        step: the one under way, from 0.
-    """
-
-    step: int
-
-    def take_records(self) -> list[StepRecord]:
-        """Return the steps that are over, and were not returned before."""
-
-
-class RankEnds(NamedTuple):
-    """A rank's ends of the channel by which ranks report to rank 0.
-
-    Attributes:
-        rank: this process's.
-        every_s: seconds between its reports.
-        sender: carries this rank's reports; None on rank 0, which needs none.
-        reader: reads the others' reports; on rank 0.
-        leader: makes something of them; on rank 0.
-    """
-
-    rank: int
-    every_s: float
-    sender: RankSender | None
-    reader: RankReader | None
-    leader: WatchLeader | None
-
-
-def ends_of(store: MailStore, rank: int, world_size: int, settings: WatchSettings) -> RankEnds:
-    """Return a rank's ends, over a store with a prefix of this watch's own.
-
-    It reports with each line, and at least every ten seconds: to wake up costs more than ten steps'
-    records do.
-    """
-    line_s = settings.every_s or _MOST_EVERY_S
-    every_s = max(line_s / math.ceil(line_s / _MOST_EVERY_S), _LEAST_EVERY_S)
-    if rank:
-        return RankEnds(rank, every_s, RankSender(store, rank), None, None)
-    leader = WatchLeader(world_size, settings, now=monotonic, notes=advice_notes)
-    return RankEnds(rank, every_s, None, RankReader(store, range(1, world_size)), leader)
-
-
 @final
 class RecordSender:
     """Reports this rank's steps to rank 0; on rank 0, passes those of all ranks to the leader.
 
+    It reports with each line, and at least every ten seconds: to wake up costs more than ten steps'
+    records do.
+
     Args:
-        steps: of this rank.
-        hello: who this rank is.
-        host: reads what this process goes through.
-        ends: of this rank.
-        on_fault: called with what was raised in the thread.
-        prepare: called first in the thread.
+        store: like a ``torch.distributed.Store``, with a prefix of this watch's own.
+        rank: this process's.
+        world_size: number of ranks.
+        settings: of the watch.
 
     Attributes:
-        thread_s: CPU seconds of the thread, so far.
+        rank: likewise.
+        every_s: seconds between two reports.
+        thread_s: CPU seconds of its thread, so far.
+        leader: makes something of the reports; on rank 0.
     """
 
-    def __init__(
-        self,
-        steps: RecordedSteps,
-        hello: RankHello,
-        host: HostReader,
-        ends: RankEnds,
-        *,
-        on_fault: Callable[[BaseException], None],
-        prepare: Callable[[], None] = lambda: None,
-    ) -> None:
+    def __init__(self, store: Any, rank: int, world_size: int, settings: WatchSettings) -> None:
+        line_s = settings.every_s or _MOST_EVERY_S
+        self.every_s = max(line_s / math.ceil(line_s / _MOST_EVERY_S), _LEAST_EVERY_S)
+        self.rank = rank
         self.thread_s = 0.0
-        self._steps, self._hello, self._host = steps, hello, host
-        self._rank, self._every_s, self._sender, self._reader, self._leader = ends
-        self._on_fault, self._prepare = on_fault, prepare
+        self.leader: WatchLeader | None = None
+        if not rank:
+            self.leader = WatchLeader(world_size, settings, now=monotonic, notes=advice_notes)
+        self._mail, self._world_size = RankMail(store), world_size
+        self._host = self._device = ""
+        self._take_records: Callable[[], list[StepRecord]] = list
+        self._look: Callable[[int], HostClues] | None = None
+        self._step = 0  # the one under way, as far as is known
         self._left: list[StepRecord] = []  # short steps whose group is not complete
         self._group_size = 1
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def open(self) -> None:
-        """Begin to report."""
-        if self._leader is not None:
-            self._leader.meet(self._rank, self._hello)
-        self._thread = threading.Thread(target=self._run, name="evenstep-watch", daemon=True)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes sent so far; none on rank 0, which sends none."""
+        return self._mail.num_bytes
+
+    def open(
+        self,
+        take_records: Callable[[], list[StepRecord]],
+        device: str,
+        look: Callable[[int], HostClues],
+        *,
+        on_fault: Callable[[BaseException], None],
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin to report.
+
+        Args:
+            take_records: returns this rank's steps that are over, each once.
+            device: of this rank, in words.
+            look: returns what this process went through, by the step under way.
+            on_fault: called with what was raised in the thread.
+            prepare: called first in the thread.
+        """
+        self._take_records, self._look = take_records, look
+        self._host, self._device = socket.gethostname(), device
+        self._thread = threading.Thread(
+            target=self._run, args=(prepare, on_fault), name="evenstep-watch", daemon=True
+        )
         self._thread.start()
 
     def stop(self) -> None:
@@ -447,58 +416,63 @@ class RecordSender:
             self._thread.join(2.0)
             if self._thread.is_alive():
                 return
-        if self._leader is None:
-            with suppress(Exception):  # rank 0, which may have the store, may have left before
+            # Rank 0, which may have the store, may have left before.
+            with suppress(Exception) if self.leader is None else nullcontext():
                 self._report(is_last=True)
+        if self.leader is None:
             return
-        self._report(is_last=True)
-        until = monotonic() + _LAST_S
-        while not self._leader.is_complete and monotonic() < until:
+        until = monotonic() + (_LAST_S if self._thread is not None else 0.0)
+        while not self.leader.is_complete and monotonic() < until:
             threading.Event().wait(0.01)
             self._listen()
-        self._leader.end(kind, sites, own_s=own_s())
+        self.leader.end(kind, sites, own_s=own_s())
 
-    def _run(self) -> None:
+    def _run(self, prepare: Callable[[], None], on_fault: Callable[[BaseException], None]) -> None:
         """Report what is there, again and again; the thread's own life."""
         try:
-            self._prepare()
-            if self._sender is not None:
-                self._sender.hello(self._hello)
-            due_s = monotonic() + (_BEHIND_S if self._leader is not None else 0.0)
+            prepare()
+            due_s = monotonic() + (_BEHIND_S if self.leader is not None else 0.0)
             while True:
-                due_s = max(due_s + self._every_s, monotonic())
+                due_s = max(due_s + self.every_s, monotonic())
                 if self._over.wait(due_s - monotonic()):
                     break
                 self._report()
                 self.thread_s = thread_time()
         except Exception as error:
-            self._on_fault(error)
+            on_fault(error)
 
     def _report(self, *, is_last: bool = False) -> None:
-        new = self._steps.take_records()
-        while len(new) > _MOST_RECORDS * self._every_s * self._group_size:
+        new = self._take_records()
+        while len(new) > _MOST_RECORDS * self.every_s * self._group_size:
             self._group_size *= 2
         done, self._left = grouped([*self._left, *new], self._group_size)
+        self._step = new[-1].step + 1 if new else self._step
         while len(done) > _MOST_RECORDS:
-            self._hand_over(RankReport(tuple(done[:_MOST_RECORDS]), None))
+            self._hand_over(done[:_MOST_RECORDS])
             done = done[_MOST_RECORDS:]
-        host = self._host.read(self._steps.step)
-        self._hand_over(RankReport(tuple(done), host, is_last=is_last))
+        clues = None if self._look is None else self._look(self._step)
+        self._hand_over(done, clues, is_last=is_last)
         self._listen()
 
-    def _hand_over(self, report: RankReport) -> None:
-        if self._sender is not None:
-            self._sender.send(report)
-        if self._leader is not None:
-            self._leader.take(self._rank, report)
+    def _hand_over(
+        self,
+        records: Sequence[StepRecord],
+        clues: HostClues | None = None,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        report = RankReport(tuple(records), clues, self._host, self._device, is_last)
+        if self.leader is None:
+            self._mail.send(self.rank, report)
+        else:
+            self.leader.take(self.rank, report)
 
     def _listen(self) -> None:
-        if self._leader is not None and self._reader is not None:
-            for rank, hello in self._reader.hellos():
-                self._leader.meet(rank, hello)
-            for rank, report in self._reader.read():
-                self._leader.take(rank, report)
-            self._leader.work()
+        if self.leader is not None:
+            for rank in range(1, self._world_size):
+                for report in self._mail.read(rank):
+                    self.leader.take(rank, report)
+            self.leader.work()
 
 
 def say_off(rank: int | None, error: BaseException) -> None:

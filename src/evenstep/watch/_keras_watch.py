@@ -9,7 +9,6 @@ from __future__ import annotations
 import atexit
 import base64
 import os
-import socket
 import sys
 import threading
 from collections import deque
@@ -28,9 +27,9 @@ from .._host import GarbageClock, HostReader
 from .._valid import check_range
 from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
 from ..tensorflow._training_steps import after, is_woven, weave
-from ._courier import RecordSender, ends_of, say_off
+from ._courier import RecordSender, say_off
 from ._start_watch import ALONE, WatchSettings
-from ._step_records import RankHello, StepRecord
+from ._step_records import StepRecord
 from ._watched_run import CallSite
 
 _MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
@@ -161,7 +160,7 @@ _WAIT_MS = 20  # for a key that may not be there: the service has no way to ask 
 
 @final
 class ServiceStore:
-    """A ``MailStore``: small keys, and no collective of TensorFlow's.
+    """Small keys, as a ``torch.distributed.Store`` has them, and no collective of TensorFlow's.
 
     Args:
         prefix: of all keys, the same on all workers.
@@ -421,14 +420,10 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         for name in _SAVING:
             weave(self.model, name, self._saving)
         store = ServiceStore(next_prefix())
-        self._courier = RecordSender(
-            steps,
-            RankHello(socket.gethostname(), _device()),
-            HostReader(),
-            ends_of(store, workers.rank, workers.world_size, self._settings),
-            on_fault=self._switch_off,
+        self._courier = RecordSender(store, workers.rank, workers.world_size, self._settings)
+        self._courier.open(
+            steps.take_records, _device(), HostReader().read, on_fault=self._switch_off
         )
-        self._courier.open()
         atexit.register(self.on_train_end)  # where an error leaves ``fit``
 
     def _say(self) -> None:

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from torch import Size, Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
@@ -30,13 +30,6 @@ Noted = tuple[str, Any, Any]
 _MOST_NOTED = 2048  # that the thread that sends has not taken: of 200 steps or so, 0.3 MB
 
 
-class Guard(Protocol):
-    """Calls for the thread that trains, so that no fault reaches the training."""
-
-    def __call__(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call ``call(*arguments)``, or nothing once the watch is off."""
-
-
 @final
 class StepLog:
     """Sets a mark for all that the watch is notified of, and makes nothing of it.
@@ -49,7 +42,8 @@ class StepLog:
     Args:
         clock: sets the marks.
         counted_s: seconds of garbage collection, and of compiling, so far.
-        guard: runs what is called back.
+        guard: calls what it is given with arguments, so that no fault reaches the training; calls
+            nothing once the watch is off.
 
     Attributes:
         clock, guard: likewise.
@@ -65,7 +59,7 @@ class StepLog:
         clock: AbstractClock,
         *,
         counted_s: Callable[[], tuple[float, float]],
-        guard: Guard,
+        guard: Callable[..., None],
     ) -> None:
         self.clock, self.guard = clock, guard
         self.noted: deque[Noted] = deque()

@@ -44,11 +44,6 @@ class WatchSettings:
     run_dir: str = ""
     launcher_dir: str = ""
 
-    @classmethod
-    def read(cls, text: str) -> WatchSettings:
-        """Return what ``environment`` wrote down."""
-        return cls(**json.loads(text))
-
 
 def environment(settings: WatchSettings, before: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process that is watched, and of all that it starts."""
