@@ -1,11 +1,14 @@
 """What a watch says at its end: speed-ups, what to do, and when to do nothing."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 
-from evenstep._diagnosis import Phase
+from evenstep._diagnosis import Phase, StepClues
 from evenstep.watch._advice_text import advice_on
-from evenstep.watch._watched_run import CallSite, WatchedRun
+from evenstep.watch._step_records import StepRecord
+from evenstep.watch._watched_run import CallSite
 
 from ._scripts import BY_NAME, NANOGPT
 
@@ -23,14 +26,15 @@ def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=
     spent[..., Phase.REDUCTION] = times_us.max(axis=1, keepdims=True) - times_us + 1000
     spent[..., Phase.REST] = 1000 * rest_ms
     spent[..., Phase.MEETING] = 1000 * meeting_ms
-    return WatchedRun(
-        kind=kind,
-        sites=tuple(sites),
-        num_steps=np.ones(num_steps, np.int64),
-        spent_us=spent,
-        num_samples=np.full(times_us.shape, 16),
-        size=np.broadcast_to(size, times_us.shape),
-    )
+    sizes = np.broadcast_to(size, times_us.shape)
+    rows = [
+        tuple(
+            StepRecord(step, 1, tuple(spent[step, rank]), StepClues(size=sizes[step, rank]), 16)
+            for rank in range(times_us.shape[1])
+        )
+        for step in range(num_steps)
+    ]
+    return kind, sites, rows
 
 
 def site(made, line, file="/home/me/train.py", library=""):
@@ -45,8 +49,12 @@ OWN = (
 
 
 def advice(watched, source=SCRIPT.text):
-    """What is said of it."""
-    return advice_on(watched, folder="/home/me", source_of=lambda file: source)
+    """What is said of it: speed-ups, what to do, the diff and the line that it is in."""
+    notes = advice_on(*watched, folder="/home/me", source_of=lambda file: source)
+    changes = [note for note in notes if "`git apply`" in note]
+    to_do = [note for note in notes[1:] if note not in changes]
+    where, _, diff = "".join(changes).partition(":\n")
+    return SimpleNamespace(speed_ups=notes[0], to_do=to_do, where=where, diff=diff)
 
 
 def test_each_speed_up_is_said():
@@ -84,7 +92,7 @@ def test_the_users_own_file_gets_a_diff():
     told = advice(run([100, 300], sites=OWN))
 
     assert told.diff.startswith("--- a/train.py\n+++ b/train.py\n")
-    assert told.notes()[-1].endswith(f":\n{told.diff}")
+    assert told.where == "the change, for `git apply`"
 
 
 def test_a_file_outside_of_the_folder_says_where_its_diff_applies():
@@ -94,7 +102,7 @@ def test_a_file_outside_of_the_folder_says_where_its_diff_applies():
     told = advice(run([100, 300], sites=made))
 
     assert told.diff.startswith("--- a/train.py\n+++ b/train.py\n")
-    assert told.notes()[-1] == f"the change, for `git apply` in /data/p:\n{told.diff}"
+    assert told.where == "the change, for `git apply` in /data/p"
 
 
 def test_several_models_get_words():

@@ -6,6 +6,7 @@ import ast
 import difflib
 import io
 import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,9 +15,11 @@ from typing import Final, final
 import numpy as np
 
 from .._diagnosis import Phase
+from .._types import IntArray
 from ._counterfactuals import OWN_S, Counterfactuals, SpeedUp, WatchedSteps, foresee
 from ._script_flow import Binding, Script, bindings_of, dotted, targets
-from ._watched_run import CallSite, WatchedRun
+from ._step_records import Row
+from ._watched_run import CallSite
 
 _IMPORT = "from evenstep.torch import Balancer"
 _HARMLESS = ("dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers")
@@ -38,18 +41,8 @@ class ScriptPatch:
     folder: str = ""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """After which line the balancer comes, with which names.
-
-    Attributes:
-        after: the statement before it.
-        model, loader: their names there.
-    """
-
-    after: ast.stmt
-    model: str
-    loader: str
+_Place = tuple[ast.stmt, str, str]
+"""The statement after which the balancer comes, and the names of model and loader there."""
 
 
 def patched(source: str, path: str, *, model_line: int, loader_line: int) -> ScriptPatch:
@@ -68,7 +61,7 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> Scr
         script = Script(source)
     except (SyntaxError, ValueError):
         return ScriptPatch("", (f"{path} cannot be read as Python",))
-    if script.uses("evenstep"):
+    if re.search(r"^\s*(import|from)\s.*\bevenstep\b", source, re.MULTILINE):
         return ScriptPatch("", (f"{path} imports evenstep already",))
     calls = script.made_at(model_line, "model"), script.made_at(loader_line, "loader")
     words = by_hand([f"{path}:{model_line}"], [f"{path}:{loader_line}"])
@@ -78,7 +71,7 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> Scr
     loaders = bindings_of(script, calls[1], "loader")
     found = next(_places(script, models, loaders), None)
     lines = list(io.StringIO(source, newline=""))
-    if found is None or not _stands_alone(found.after, lines):
+    if found is None or not _stands_alone(found[0], lines):
         return ScriptPatch("", words)
     besides = _steps_loop(path) if script.called(calls[0]) == "fully_shard" else ()
     folder, name = os.path.split(path) if os.path.isabs(path) else ("", path)
@@ -129,7 +122,7 @@ def _places(
                 continue
             after = _meeting(script, model, loader)
             if after is not None and not _is_used_before(script, loader, after):
-                yield _Place(after, model.name, loader.name)
+                yield after, model.name, loader.name
 
 
 def _meeting(script: Script, model: Binding, loader: Binding) -> ast.stmt | None:
@@ -209,14 +202,16 @@ def _stands_alone(statement: ast.stmt, lines: Sequence[str]) -> bool:
 
 def _diff(script: Script, lines: Sequence[str], path: str, place: _Place) -> str:
     newline = "\r\n" if lines[0].endswith("\r\n") else "\n"
-    free = next(name for name in ("balancer", "evenstep_balancer") if not script.uses(name))
-    keeps = place.model.startswith("self.") and place.loader.startswith("self.")
+    statement, model, loader = place
+    is_taken = any(re.search(r"\bbalancer\b", line) for line in lines)
+    free = "evenstep_balancer" if is_taken else "balancer"
+    keeps = model.startswith("self.") and loader.startswith("self.")
     balancer = f"self.{free}" if keeps else free
-    parts = f"{place.model}, {place.loader}"
-    first = lines[place.after.lineno - 1]
+    parts = f"{model}, {loader}"
+    first = lines[statement.lineno - 1]
     indent = first[: len(first) - len(first.lstrip())]
     added = [f"{balancer} = Balancer()", f"{parts} = {balancer}.prepare({parts})"]
-    after = place.after.end_lineno or place.after.lineno
+    after = statement.end_lineno or statement.lineno
     new = list(lines)
     if not new[after - 1].endswith(("\n", "\r")):
         new[after - 1] += newline
@@ -259,33 +254,9 @@ _RECIPES = {
 }
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class WatchAdvice:
-    """What to do about what was seen.
-
-    Attributes:
-        speed_ups: what other splits would bring, or why that cannot be known.
-        to_do: what to do, a line each.
-        diff: the change to the user's own file; empty where there is none, or none is certain.
-        folder: where the diff applies; empty for the one that paths are shown relative to.
-    """
-
-    speed_ups: str
-    to_do: tuple[str, ...]
-    diff: str = ""
-    folder: str = ""
-
-    def notes(self) -> tuple[str, ...]:
-        """Return it as lines; the diff is one, with all of its own."""
-        where = f" in {self.folder}" if self.folder else ""
-        change = (f"the change, for `git apply`{where}:\n{self.diff}",) if self.diff else ()
-        return (self.speed_ups, *self.to_do, *change)
-
-
-def advice_notes(run: WatchedRun) -> tuple[str, ...]:
-    """Return what a watch says at its end, on scripts of this machine."""
-    return advice_on(run, folder=os.getcwd(), source_of=_text_of).notes()
+def advice_notes(kind: str, sites: Sequence[CallSite], rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return what a watch says at its end, on scripts of this machine; see ``advice_on``."""
+    return advice_on(kind, sites, rows, folder=os.getcwd(), source_of=_text_of)
 
 
 def _text_of(file: str) -> str | None:
@@ -296,49 +267,61 @@ def _text_of(file: str) -> str | None:
 
 
 def advice_on(
-    run: WatchedRun, *, folder: str, source_of: Callable[[str], str | None]
-) -> WatchAdvice:
-    """Return what to do about a run that was watched.
+    kind: str,
+    sites: Sequence[CallSite],
+    rows: Sequence[Row],
+    *,
+    folder: str,
+    source_of: Callable[[str], str | None],
+) -> tuple[str, ...]:
+    """Return what to do about a run that was watched, as lines.
+
+    First what other splits would bring, or why that cannot be known; then what to do. The change
+    to the user's own file comes last, a line with all of its own, if there is one.
 
     Args:
-        run: what was seen.
+        kind: how gradients are exchanged: ``"DDP"``, ``"FSDP2"``, ``"FSDP1"`` or ``"Keras"``.
+        sites: where the script made its model and its loader; rank 0's.
+        rows: the newest steps.
         folder: what paths are shown relative to.
         source_of: the text of a file; None where it cannot be read.
     """
-    if run.kind == "FSDP1":
+    if kind == "FSDP1":
         sentence = "FSDP1 cannot be balanced, and no speed-up of another split is known"
-        return WatchAdvice(sentence, ("FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2",))
+        return sentence, "FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2"
+    spent_us = np.array([[one.spent_us for one in row] for row in rows])
+    num_steps = np.array([row[0].num_steps for row in rows])
     foreseen = foresee(
         WatchedSteps.of(
-            run.spent_us,
-            num_steps=run.num_steps,
-            num_samples=run.num_samples,
-            size=run.size,
-            own_s=_own_s(run),
+            spent_us,
+            num_steps=num_steps,
+            num_samples=[[one.num_samples for one in row] for row in rows],
+            size=[[one.clues.size for one in row] for row in rows],
+            own_s=_own_s(kind, spent_us, num_steps),
         )
     )
     sentence = _speed_ups(foreseen)
     if foreseen.by_speed.factor is None:
-        return WatchAdvice(sentence, ())
+        return (sentence,)
     if foreseen.best < WORTH:
-        line = (
+        return sentence, (
             f"balancing is not worth it here: it would bring {foreseen.best:.2f}x, and below "
             f"{WORTH:.2f}x the script is better left as it is (docs/watch.md)"
         )
-        return WatchAdvice(sentence, (line,))
-    change = _change(run, folder, source_of)
-    to_do = (*_beside(foreseen), *change.by_hand)
-    return WatchAdvice(sentence, to_do, change.diff, change.folder)
+    change = _change(sites, folder, source_of)
+    where = f" in {change.folder}" if change.folder else ""
+    diff = [f"the change, for `git apply`{where}:\n{change.diff}"] if change.diff else []
+    return (sentence, *_beside(foreseen), *change.by_hand, *diff)
 
 
-def _own_s(run: WatchedRun) -> float:
+def _own_s(kind: str, spent_us: IntArray, num_steps: IntArray) -> float:
     """Return what a balanced step takes beside: evenstep's own time, less what it spares.
 
     Before each step of Keras, TensorFlow sums over all workers how many have a batch. evenstep
     knows that. A step of FSDP2 has at least two forwards: layers are gathered once more in each.
     """
-    met_s = float(np.median(run.spent_us[..., Phase.MEETING].min(axis=1) / run.num_steps) / 1e6)
-    return {"Keras": _KERAS_OWN_S - met_s, "FSDP2": OWN_S + met_s}.get(run.kind, OWN_S)
+    met_s = float(np.median(spent_us[..., Phase.MEETING].min(axis=1) / num_steps) / 1e6)
+    return {"Keras": _KERAS_OWN_S - met_s, "FSDP2": OWN_S + met_s}.get(kind, OWN_S)
 
 
 def _speed_ups(foreseen: Counterfactuals) -> str:
@@ -379,13 +362,15 @@ def _beside(foreseen: Counterfactuals) -> Iterator[str]:
         yield f"faster than any split: train without rank {foreseen.slowest}"
 
 
-def _change(run: WatchedRun, folder: str, source_of: Callable[[str], str | None]) -> ScriptPatch:
-    models = [site for site in run.sites if site.made != _LOADER]
-    loaders = [site for site in run.sites if site.made == _LOADER]
+def _change(
+    sites: Sequence[CallSite], folder: str, source_of: Callable[[str], str | None]
+) -> ScriptPatch:
+    models = [site for site in sites if site.made != _LOADER]
+    loaders = [site for site in sites if site.made == _LOADER]
     for site in (*models, *loaders):
         if site.library in _RECIPES:
-            page = _RECIPES[site.library]
-            return ScriptPatch("", (f"{site.library} makes the {_part(site)}: see {page}",))
+            part, page = "loader" if site in loaders else "model", _RECIPES[site.library]
+            return ScriptPatch("", (f"{site.library} makes the {part}: see {page}",))
     models_at = [_shown(site, folder) for site in models if site.file]
     loaders_at = [_shown(site, folder) for site in loaders if site.file]
     if not models_at:
@@ -401,10 +386,6 @@ def _change(run: WatchedRun, folder: str, source_of: Callable[[str], str | None]
         return ScriptPatch("", by_hand(models_at, loaders_at))
     path = _path(model.file, folder)
     return patched(source, path, model_line=model.line, loader_line=loader.line)
-
-
-def _part(site: CallSite) -> str:
-    return "loader" if site.made == _LOADER else "model"
 
 
 def _shown(site: CallSite, folder: str) -> str:

@@ -10,7 +10,6 @@ from numpy.typing import ArrayLike
 
 from .._diagnosis import Phase
 from .._types import Cluster, FloatArray
-from ..exceptions import invalid
 from ..solve._allocate import allocate
 from ..timemodels._cost_model import CostModel, fit_costs
 from ..timemodels._curves import AffineTime
@@ -48,20 +47,6 @@ class WatchedSteps:
     size: FloatArray
     is_slow_throughout: bool = False
     own_s: float = OWN_S
-
-    def __post_init__(self) -> None:
-        shape = np.shape(self.compute_s)
-        for name in ("wall_s", "compute_s", "other_s", "num_samples", "size"):
-            array = np.asarray(getattr(self, name), np.float64)
-            wanted = shape[:1] if name == "wall_s" else shape
-            if len(shape) != 2 or array.shape != wanted:
-                raise invalid(
-                    f"WatchedSteps({name}=...)",
-                    f"have the shape {wanted}",
-                    array.shape,
-                    "Give one row for each step, and one number in it for each rank.",
-                )
-            object.__setattr__(self, name, array)
 
     @classmethod
     def of(
@@ -307,11 +292,6 @@ class SpeedUp:
     least: float | None
     reason: str = ""
 
-    @classmethod
-    def unknown(cls, reason: str) -> SpeedUp:
-        """Return one of which nothing is known."""
-        return cls(None, None, reason)
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -457,7 +437,7 @@ def _shared(work: FloatArray, share: FloatArray) -> FloatArray:
 def _length_unknown(lines: WorkLines) -> SpeedUp | None:
     """Return why nothing is said of lengths; None if something is."""
     if not lines.is_size:
-        return SpeedUp.unknown("the sizes of the batches are not known")
+        return SpeedUp(None, None, "the sizes of the batches are not known")
     if lines.spread < ALIKE:
         return SpeedUp(1.0, 1.0, "all batches have one size; if padded, try `cost`")
     return None
@@ -469,7 +449,7 @@ def _nothing(seen: WatchedSteps) -> Counterfactuals:
         f"only {seen.num_steps} steps (or sums of short ones) were seen, and it takes "
         f"{LEAST_STEPS + _WARM_UP}"
     )
-    unknown = SpeedUp.unknown("there is one rank" if seen.world_size < 2 else why)
+    unknown = SpeedUp(None, None, "there is one rank" if seen.world_size < 2 else why)
     step_s = float(seen.wall_s.mean()) if seen.num_steps else 0.0
     slowest = int(np.argmax(seen.compute_s.mean(axis=0))) if seen.num_steps else 0
     return Counterfactuals(step_s, unknown, unknown, unknown, slowest, unknown)

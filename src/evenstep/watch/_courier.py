@@ -30,8 +30,8 @@ from .._telemetry import JsonLines, versions_here
 from ..events import Event, RunEnded, RunStarted, StepMeasured
 from ._advice_text import advice_notes
 from ._start_watch import SHOWN, SUMMARY, WatchSettings
-from ._step_records import RankMail, RankMerger, RankReport, StepRecord, grouped
-from ._watched_run import CallSite, WatchedRun
+from ._step_records import RankMail, RankMerger, RankReport, Row, StepRecord, grouped
+from ._watched_run import CallSite
 
 _WORDS = {
     Cause.SLOW_WORKER: "compute",
@@ -105,7 +105,7 @@ _MOST_ROWS = 4096
 _TOO_FEW = "evenstep watch: too few steps were seen. An optimizer's `step()` ends one.\n"
 _NO_MODEL = "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
 
-Notes = Callable[[WatchedRun], Sequence[str]]
+Notes = Callable[[str, Sequence[CallSite], Sequence[Row]], Sequence[str]]
 
 
 @final
@@ -117,7 +117,7 @@ class WatchLeader:
         settings: of the watch.
         now: a monotonic clock in seconds.
         stream: where lines go.
-        notes: what more is said at the end, from what was seen: lines.
+        notes: returns what more is said at the end, as ``advice_notes`` does.
     """
 
     def __init__(
@@ -127,15 +127,15 @@ class WatchLeader:
         *,
         now: Callable[[], float],
         stream: TextIO = sys.stderr,
-        notes: Notes = lambda run: (),
+        notes: Notes = lambda *seen: (),
     ) -> None:
         self._world_size, self._settings = world_size, settings
         self._now, self._stream, self._notes = now, stream, notes
         self._merger = RankMerger(world_size)
         self._diagnoser = Diagnoser(world_size)
         self._hosts, self._devices = [""] * world_size, [""] * world_size
-        self._rows: deque[tuple[StepRecord, ...]] = deque(maxlen=_MOST_ROWS)
-        self._unwritten: list[tuple[StepRecord, ...]] = []
+        self._rows: deque[Row] = deque(maxlen=_MOST_ROWS)
+        self._unwritten: list[Row] = []
         self._unwritten_us = 0  # of rank 0
         self._wall_s: float | None = None  # of a step, in what was written last
         self._run_dir = settings.run_dir  # empty once it cannot be written to
@@ -206,25 +206,12 @@ class WatchLeader:
             self._write(RunEnded(self._num_steps))
             share = 100 * own_s / max(self._spent_s, own_s)
             took = f"watching took {share:.2g} % of rank 0's time"
-            advice = self._advice(self._seen(kind, sites))
-            text = self._summary(diagnosis, [*advice, took])
+            text = self._summary(diagnosis, [*self._advice(kind, sites), took])
         self._stream.write(text)
         self._stream.flush()
         self._leave(SHOWN, "")
         if self._file is not None:
             self._file.close()
-
-    def _seen(self, kind: str, sites: Sequence[CallSite]) -> WatchedRun:
-        """Return what advice is given on."""
-        rows = self._rows
-        return WatchedRun(
-            kind=kind,
-            sites=tuple(sites),
-            num_steps=np.array([row[0].num_steps for row in rows], np.int64),
-            spent_us=np.array([[one.spent_us for one in row] for row in rows], np.int64),
-            num_samples=np.array([[one.num_samples for one in row] for row in rows], np.int64),
-            size=np.array([[one.clues.size for one in row] for row in rows], np.int64),
-        )
 
     def _speak(self) -> None:
         """Write a line."""
@@ -233,10 +220,10 @@ class WatchLeader:
         self._write(diagnosed(diagnosis))
         print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
 
-    def _advice(self, run: WatchedRun) -> Sequence[str]:
+    def _advice(self, kind: str, sites: Sequence[CallSite]) -> Sequence[str]:
         """Return what more is said; the summary is there without it too."""
         try:
-            return tuple(self._notes(run))
+            return self._notes(kind, sites, self._rows)
         except Exception as error:
             return (f"no advice ({type(error).__name__}: {error})",)
 
@@ -298,9 +285,7 @@ class WatchLeader:
         )
 
 
-def _measured(
-    rows: Sequence[tuple[StepRecord, ...]], num_steps: int, wall_s: float | None
-) -> StepMeasured:
+def _measured(rows: Sequence[Row], num_steps: int, wall_s: float | None) -> StepMeasured:
     """Return the means of some steps; ``wall_s`` is of a step before them."""
     spent_s = (
         np.array([[one.spent_us for one in row] for row in rows]).sum(axis=0) / 1e6 / num_steps

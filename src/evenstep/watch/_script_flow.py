@@ -118,20 +118,6 @@ class Script:
         name = (dotted(call.func) or "").rpartition(".")[2]
         return self._imported.get(name, name) if isinstance(call.func, ast.Name) else name
 
-    def uses(self, word: str) -> bool:
-        """Return whether a name occurs anywhere, or a module of this name is imported."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Name) and node.id == word:
-                return True
-            if isinstance(node, ast.Attribute) and node.attr == word:
-                return True
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                modules = [alias.name for alias in node.names]
-                modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                if any(module.partition(".")[0] == word for module in modules):
-                    return True
-        return False
-
     def made_at(self, line: int, part: Part) -> ast.Call | None:
         """Return the call that makes a part, in the statement that spans a line; None if unclear.
 

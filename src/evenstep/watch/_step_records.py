@@ -36,6 +36,10 @@ class StepRecord(NamedTuple):
         return self.step - self.num_steps + 1
 
 
+Row = tuple[StepRecord, ...]
+"""What all ranks reported of the same step, or of some short ones together."""
+
+
 def joined(records: Sequence[StepRecord]) -> StepRecord:
     """Return records of steps in a row, at least one, as one."""
     if len(records) == 1:
@@ -159,7 +163,7 @@ class RankMerger:
         """Take in a rank's next records, in order."""
         self._open[rank].extend(records)
 
-    def take(self) -> list[tuple[StepRecord, ...]]:
+    def take(self) -> list[Row]:
         """Return the rows that are complete, one record per rank in each."""
         ends = [{record.step for record in known} for known in self._open]
         rows = []

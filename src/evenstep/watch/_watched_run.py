@@ -1,4 +1,4 @@
-"""What a watch knows at the end, such as where a script made its model: what advice is given on."""
+"""Where a script made its model and its loader, by the frames on the way there."""
 
 from __future__ import annotations
 
@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
-
-from .._types import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,31 +27,6 @@ class CallSite:
     file: str
     line: int
     library: str
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class WatchedRun:
-    """What all ranks reported of the newest steps.
-
-    A row is a step, or some short ones together: times, samples and sizes are sums over them.
-
-    Attributes:
-        kind: how gradients are exchanged: ``"DDP"``, ``"FSDP2"``, ``"FSDP1"``; empty if not known.
-        sites: where the script made its model and its loader; rank 0's.
-        num_steps: how many steps each row has, ``(num_rows,)``.
-        spent_us: as ``time_by_phase`` gives them, ``(num_rows, world_size, len(Phase))``. Own
-            compute is the forward and the backward; under FSDP1 it is in the rest.
-        num_samples: leading dimensions of the inputs of all forwards in training,
-            ``(num_rows, world_size)``; 0 where they are not known.
-        size: numbers or tokens in them, likewise.
-    """
-
-    kind: str
-    sites: tuple[CallSite, ...]
-    num_steps: IntArray
-    spent_us: IntArray
-    num_samples: IntArray
-    size: IntArray
 
 
 Frames = Sequence[tuple[str, int]]
