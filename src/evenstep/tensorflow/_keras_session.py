@@ -14,7 +14,7 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # not public: see `_abort_collectives`
 
 from .._exchange._exchange import Exchange
-from .._exchange._world_check import Facts, difference
+from .._exchange._world_check import difference
 from .._planner import Learnt, Plan, Planner
 from .._run._machine_reader import machine_reader_of
 from .._run._run_record import RunRecord, RunSettings, lead
@@ -77,19 +77,8 @@ _OF_COLLECTIVES = (
 )
 
 
-@dataclass(frozen=True, slots=True)
-class KerasRunSettings(RunSettings):
-    """What a run is opened with here.
-
-    Attributes:
-        runtime: heartbeats, the deadline, the line for people.
-        first_step: number of the first step, counted over the run.
-        alike: what has to be the same on all workers.
-    """
-
-    runtime: Runtime
-    first_step: int
-    alike: Facts
+Start = tuple[RunSettings, int, dict[str, str]]
+"""What a run is opened with, the number of its first step, and what all workers have alike."""
 
 
 @final
@@ -100,11 +89,13 @@ class KerasSession:
         self,
         workers: StrategyWorkers,
         steps: TrainingSteps,
-        settings: Callable[[], KerasRunSettings],
+        runtime: Runtime,
+        start: Callable[[], Start],
     ) -> None:
         self.steps = steps
         self._workers = workers
-        self._settings = settings
+        self._runtime = runtime
+        self._start = start
         self._ranks: ServiceRanks | None = None
         self._record: RunRecord | None = None
         self._exchange: Exchange | None = None
@@ -130,14 +121,13 @@ class KerasSession:
         """
         self.check_open()
         if not self.is_open:
-            settings = self._settings()
+            settings, self.steps.num_steps, alike = self._start()
             if self._workers.world_size > 1:
-                self._connect(settings)
+                self._connect(settings, alike)
             else:
                 job = settings.job
                 tail = (job.tail_size,) if job.tail_size else None
                 self.steps.plan = Plan(0, 0, (job.global_batch_size,), tail=tail)
-                self.steps.num_steps = settings.first_step
             self.is_open = True
         return self.steps
 
@@ -233,14 +223,13 @@ class KerasSession:
         self._exchange.close()
         self._record.end(self.steps.num_done if self._workers.rank == 0 else None)
 
-    def _connect(self, settings: KerasRunSettings) -> None:
-        workers, runtime, steps = self._workers, settings.runtime, self.steps
+    def _connect(self, settings: RunSettings, alike: dict[str, str]) -> None:
+        workers, runtime, steps = self._workers, self._runtime, self.steps
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should learn.
         planner = Planner(settings.policy, settings.job)
         atexit.register(self._say_goodbye)
         ranks = ServiceRanks(workers, wait_s=runtime.meeting_s, deadline_s=runtime.deadline_s)
-        remedies = dict.fromkeys(settings.alike[""], _REMEDY)
-        different = difference(ranks.collect(settings.alike), remedies)
+        different = difference(ranks.collect({"": alike}), dict.fromkeys(alike, _REMEDY))
         if different is not None:
             raise ValueError(different)
         record = RunRecord(runtime, speaks=workers.rank == 0)
@@ -258,12 +247,12 @@ class KerasSession:
         # Who is waited for while epochs are compared may be lost, or have ended its run.
         ranks.look = lambda: exchange.need_all(steps.num_steps)
         self._ranks, self._record, self._exchange = ranks, record, exchange
-        steps.begin(exchange, machine_reader_of(settings.policy), first_step=settings.first_step)
+        steps.begin(exchange, machine_reader_of(settings.policy))
         record.start()
         exchange.start()
         if workers.rank == 0:
-            devices = ["tensorflow"] * workers.world_size
             hosts = workers.hosts
+            devices = ["tensorflow"] * len(hosts)
             lead(
                 exchange,
                 planner,

@@ -5,7 +5,6 @@ Checksums of every epoch show whether all workers read the same samples in the s
 
 from __future__ import annotations
 
-import abc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, final
@@ -133,41 +132,16 @@ _STEPS_AHEAD = 2
 _MOST_STEPS, _MOST_BYTES = 4, 1 << 18
 
 
-class AbstractSource(abc.ABC):
-    """Samples of an epoch in one global order, the same on all workers.
+@final
+class ArraySource:
+    """Samples of an epoch in one global order: rows of arrays, by a seed and the epoch's number.
 
     Attributes:
         num_samples: of an epoch.
         signature: of one sample, nested as the user's.
         order: what draws the order, in words: the same for the same order.
-        content: what the samples are, in words: the same for the same samples.
-    """
-
-    num_samples: int
-    signature: Any
-    order: str
-    content: str
-
-    @abc.abstractmethod
-    def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
-        """Begin ``epoch`` at position ``first``, to be taken ``num_samples`` at a time."""
-
-    @abc.abstractmethod
-    def take(self, slots: IntArray) -> Any:
-        """Return some of the next step's samples, stacked and nested as the user's.
-
-        Args:
-            slots: which of them are wanted, ascending; a short last step has fewer of them.
-        """
-
-    @abc.abstractmethod
-    def end(self) -> list[Row] | None:
-        """Return checksums of the whole epoch; None where all workers have the same for sure."""
-
-
-@final
-class ArraySource(AbstractSource):
-    """Arrays of as many rows, shuffled by a seed and the epoch's number.
+        content: what the samples are, in words: the same for the same samples, as far as that is
+            known without reading them all.
 
     Raises:
         ValueError: the arrays have no rows, or not as many.
@@ -196,23 +170,29 @@ class ArraySource(AbstractSource):
         self._first = self._step_size = 0
 
     def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
+        """Begin ``epoch`` at position ``first``, to be taken ``num_samples`` at a time."""
         self._first, self._step_size = first, num_samples
         if self._shuffle:
             generator = np.random.default_rng([self._seed, epoch])
             self._order = generator.permutation(self.num_samples)
 
     def take(self, slots: IntArray) -> Any:
+        """Return some of the next step's samples, stacked and nested as the user's.
+
+        Args:
+            slots: which of them are wanted, ascending; a short last step has fewer of them.
+        """
         rows = self._order[self._first + slots]
         self._first += self._step_size
         return tf.nest.map_structure(lambda array: array[rows], self._arrays)
 
-    def end(self) -> list[Row] | None:
-        return None
+    def end(self) -> None:
+        """Return nothing: all workers have the same samples for sure."""
 
 
 @final
-class PipelineSource(AbstractSource):
-    """A pipeline of single samples that every worker reads whole, to keep its own.
+class PipelineSource:
+    """As ``ArraySource``, of a pipeline that every worker reads whole, to keep its own samples.
 
     Whole global steps are put together by TensorFlow, some of them ahead: they have the same
     samples under any plan, and own ones are cut out when it is known. Several steps are read at
@@ -239,6 +219,7 @@ class PipelineSource(AbstractSource):
         self._first = self._num_rows = self._step_size = 0  # rows of the block
 
     def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
+        """Begin ``epoch`` likewise."""
         pipeline = self._checked(epoch)
         if _length(pipeline) != self.num_samples:
             raise invalid(
@@ -255,6 +236,7 @@ class PipelineSource(AbstractSource):
         self._tally.begin()
 
     def take(self, slots: IntArray) -> Any:
+        """Return some of the next step's samples likewise."""
         if self._first >= self._num_rows:
             self._block = next(self._blocks)
             self._first, self._num_rows = 0, len(tf.nest.flatten(self._block)[0])
@@ -265,7 +247,8 @@ class PipelineSource(AbstractSource):
             self._block = None  # a large step is not to stay in memory while it is trained on
         return tf.nest.map_structure(lambda part: part[rows], block)
 
-    def end(self) -> list[Row] | None:
+    def end(self) -> list[Row]:
+        """Return checksums of the whole epoch."""
         for left_out in self._blocks:  # by `drop_remainder`
             self._tally.add(left_out)
         return self._tally.rows()
@@ -279,7 +262,10 @@ class PipelineSource(AbstractSource):
         return pipeline
 
 
-def source_of(source: Any, *, shuffle: bool, seed: int) -> AbstractSource:
+Source = ArraySource | PipelineSource
+
+
+def source_of(source: Any, *, shuffle: bool, seed: int) -> Source:
     """Return the source that ``source`` stands for.
 
     Raises:

@@ -14,13 +14,14 @@ import tensorflow as tf
 from .._exchange._world_check import described
 from .._planner import Bounds
 from .._run._estimates import Estimates
+from .._run._run_record import RunSettings
 from .._run._runtime import checked_policy, checked_reduction
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._dataset import Batches, Kept, StateInCheckpoint, distributed
 from ._fit import Fit, FitByWorkers
 from ._keras_checks import check_model, check_optimizer, checked_bounds, checked_size
-from ._keras_session import KerasRunSettings, KerasSession, Runtime
+from ._keras_session import KerasSession, Runtime, Start
 from ._source import source_of
 from ._strategy_workers import workers_of
 from ._training_steps import TrainingSteps, weave_into_model, weave_into_optimizer
@@ -78,7 +79,6 @@ class Balancer:
         self._global_batch_size = checked_size(global_batch_size, self._workers.world_size)
         self._policy = checked_policy(policy)
         self._bounds = checked_bounds(bounds)
-        self._runtime = runtime
         self._batches: Batches | None = None
         self._dataset: Any = None
         self._woven: list[Any] = []
@@ -90,7 +90,7 @@ class Balancer:
                 isinstance(part, keras.optimizers.Optimizer) for part in self._woven
             ),
         )
-        self._session = KerasSession(self._workers, self._steps, self._settings)
+        self._session = KerasSession(self._workers, self._steps, runtime, self._start)
         self._fit = Fit(
             self._session,
             self._global_batch_size,
@@ -292,29 +292,21 @@ class Balancer:
     def _is_woven(self, part: Any) -> bool:
         return any(part is woven for woven in self._woven)
 
-    def _settings(self) -> KerasRunSettings:
-        """Return what the run is opened with."""
+    def _start(self) -> Start:
         batches, kept = self._batches, self._kept
         if batches is None:
             raise RuntimeError("`balancer.dataset(...)` comes before training.")
-        form, at = batches.form, batches.position
+        source, (epoch, step) = batches.source, batches.position
         alike = {
-            "`Balancer(global_batch_size=...)`": form.global_batch_size,
-            "The number of samples": form.num_samples,
-            "The order of samples": form.order,
-            "The type and content of the samples": batches.content,
+            "`Balancer(global_batch_size=...)`": self._global_batch_size,
+            "The number of samples": source.num_samples,
+            "The order of samples": source.order,
+            "The type and content of the samples": source.content,
             "The number of steps in an epoch": batches.num_steps,
             "`Balancer(loss_reduction=...)`": self._steps.loss_reduction,
             "`Balancer(bounds=...)`": described(self._bounds),
-            "The place to begin at": f"step {at.step} of epoch {at.epoch}",
+            "The place to begin at": f"step {step} of epoch {epoch}",
             "The number of steps done": kept.num_steps,
         }
-        return KerasRunSettings(
-            policy=self._policy,
-            job=batches.job,
-            num_steps=batches.num_steps,
-            estimates=kept.estimates,
-            runtime=self._runtime,
-            first_step=kept.num_steps,
-            alike={"": {name: str(value) for name, value in alike.items()}},
-        )
+        settings = RunSettings(self._policy, batches.job, batches.num_steps, kept.estimates)
+        return settings, kept.num_steps, {name: str(value) for name, value in alike.items()}

@@ -81,11 +81,9 @@ class TrainingSteps:
         self.forwarding: str | None = None
         self.is_resting = False
 
-    def begin(
-        self, exchange: Exchange, machine: MachineReader | None = None, *, first_step: int = 0
-    ) -> None:
+    def begin(self, exchange: Exchange, machine: MachineReader | None = None) -> None:
         """Begin a run of several workers; one alone has its plan, and no exchange."""
-        self._exchange, self._machine, self.num_steps = exchange, machine, first_step
+        self._exchange, self._machine = exchange, machine
 
     @property
     def is_under_way(self) -> bool:
