@@ -163,6 +163,13 @@ _OF_SERVICE = (
 )
 
 
+def next_prefix(service: Any) -> str:
+    """Return a prefix of keys that was not used before; all workers count alike."""
+    number = getattr(service, "_evenstep_runs", 0)  # the service never forgets a name
+    service._evenstep_runs = number + 1
+    return f"evenstep/{number}"
+
+
 @final
 class ServiceRanks:
     """All workers, which send each other plain values. Collective: all make as many, in order.
@@ -186,9 +193,8 @@ class ServiceRanks:
         self._wait_s = wait_s
         self._limit_s = _LOOK_S + deadline_s
         self._service = context.context()
-        number = getattr(self._service, "_evenstep_runs", 0)  # the service never forgets a name
-        self._service._evenstep_runs = number + 1
-        self._keys = (f"evenstep/{number}/{each}" for each in itertools.count())
+        prefix = next_prefix(self._service)
+        self._keys = (f"{prefix}/{each}" for each in itertools.count())
 
     def share(self, value: Any) -> Any:
         """Return on every worker what rank 0 was called with.

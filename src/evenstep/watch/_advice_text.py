@@ -9,6 +9,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from typing import Final, final
 
@@ -132,22 +133,14 @@ def _meeting(script: Script, model: Binding, loader: Binding) -> ast.stmt | None
         return None
     given.sort(key=lambda one: one[0].lineno)
     (first, first_name), (last, last_name) = given[0], given[-1]
-    if first is last:
-        return last
-    blocks = [script.block_of(last), *(script.block_of(one) for one in script.compounds(last))]
-    if any(script.block_of(first) is block for block in blocks):
+    both = product([first, *script.compounds(first)], [last, *script.compounds(last)])
+    one, other = next(pair for pair in both if script.block_of(pair[0]) is script.block_of(pair[1]))
+    if one is first:
         return last
     # The first is deeper in: in a branch, which the other configurations of the script skip.
-    outer = [first, *script.compounds(first)]
     if not _is_there_anyhow(script, first, first_name):
         return None
-    mine = [script.block_of(one) for one in outer]
-    if any(script.block_of(last) is block for block in mine):
-        return last
-    for one in [last, *script.compounds(last)]:
-        if any(script.block_of(one) is block for block in mine):
-            return one if _is_there_anyhow(script, last, last_name) else None
-    return None
+    return other if other is last or _is_there_anyhow(script, last, last_name) else None
 
 
 def _is_there_anyhow(script: Script, statement: ast.stmt, name: str) -> bool:

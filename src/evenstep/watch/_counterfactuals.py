@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Self, final
 
 import numpy as np
@@ -198,11 +200,6 @@ class WorkLines:
         """Own times, as they were, ``(num_steps, world_size)``."""
         return self.with_work(self.work)
 
-    @property
-    def spread(self) -> float:
-        """Relative deviation of the work of one rank, rare short batches left out."""
-        return spread_of(self.work)
-
     def with_work(self, work: FloatArray) -> FloatArray:
         r"""Return own times with other work in the same steps; none for a rank without.
 
@@ -357,33 +354,34 @@ def foresee(seen: WatchedSteps) -> Counterfactuals:
     slowest = int(np.argmax(seen.compute_s.mean(axis=0)))
     is_clear = lines.is_certain or seen.is_slow_throughout
     worst = lines if is_clear else lines.of_equal_slopes()
-    by_speed = _speed_up(seen, lines, _by_speed(seen, lines), worst, _by_speed(seen, worst))
+    by_speed = _speed_up(seen, partial(_by_speed, seen), lines, worst)
     by_length = _length_unknown(lines)
     by_both = by_speed
     if by_length is None:
-        by_length = _speed_up(seen, lines, _by_length(lines))
-        by_both = _speed_up(seen, lines, lines.levelled(), worst, worst.levelled())
+        by_length = _speed_up(seen, _by_length, lines)
+        by_both = _speed_up(seen, WorkLines.levelled, lines, worst)
     return Counterfactuals(
         step_s=float(seen.wall_s.mean()),
         by_speed=by_speed,
         by_length=by_length,
         by_both=by_both,
         slowest=slowest,
-        without_slowest=_speed_up(replace(seen, own_s=OWN_S), lines, _without(lines, slowest)),
+        without_slowest=_speed_up(
+            replace(seen, own_s=OWN_S), partial(_without, rank=slowest), lines
+        ),
     )
 
 
 def _speed_up(
     seen: WatchedSteps,
+    work_of: Callable[[WorkLines], FloatArray],
     lines: WorkLines,
-    work: FloatArray,
     worst: WorkLines | None = None,
-    worst_work: FloatArray | None = None,
 ) -> SpeedUp:
     """Return the speed-up with other work, and with the least favourable lines."""
-    factor = least = _factor(seen, lines, work)
-    if worst is not None and worst is not lines and worst_work is not None:
-        least = min(factor, _factor(seen, worst, worst_work))
+    factor = least = _factor(seen, lines, work_of(lines))
+    if worst is not None and worst is not lines:
+        least = min(factor, _factor(seen, worst, work_of(worst)))
     reason = ""
     if least < 0.95 * factor:
         reason = "batches were too much alike to tell what a step costs before its first sample"
@@ -438,7 +436,7 @@ def _length_unknown(lines: WorkLines) -> SpeedUp | None:
     """Return why nothing is said of lengths; None if something is."""
     if not lines.is_size:
         return SpeedUp(None, None, "the sizes of the batches are not known")
-    if lines.spread < ALIKE:
+    if spread_of(lines.work) < ALIKE:  # rare short batches left out
         return SpeedUp(1.0, 1.0, "all batches have one size; if padded, try `cost`")
     return None
 

@@ -73,12 +73,6 @@ def _because(found: FoundCause, hosts: Sequence[str]) -> str:
     return reason if found.rank is None else f"for {who(found.rank, hosts)}, {reason}"
 
 
-def live_line(diagnosis: Diagnosis, hosts: Sequence[str]) -> str:
-    """Return the line on the newest steps."""
-    lasts = f", {diagnosis.step_s:.3g} s a step" if diagnosis.num_steps else ""
-    return f"evenstep watch: step {diagnosis.step}{lasts}: {sentence(diagnosis, hosts)}"
-
-
 def summary(diagnosis: Diagnosis, hosts: Sequence[str], notes: Sequence[str] = ()) -> str:
     """Return what is said at the end, as lines.
 
@@ -91,13 +85,10 @@ def summary(diagnosis: Diagnosis, hosts: Sequence[str], notes: Sequence[str] = (
     if diagnosis.num_steps:
         lines[0] = f"{diagnosis.num_steps} steps, {diagnosis.step_s:.3g} s each: {lines[0]}"
     for found in diagnosis.found:
-        lines += [f"  {_heading(found, hosts)}: {found.evidence}", f"    {found.remedy}"]
+        where = "" if found.rank is None else f" of {who(found.rank, hosts)}"
+        heading = f"  {found.cause}{where}, {100 * found.lost_share:.0f} % of the time"
+        lines += [f"{heading}: {found.evidence}", f"    {found.remedy}"]
     return "".join(f"evenstep watch: {line}\n" for line in (*lines, *notes))
-
-
-def _heading(found: FoundCause, hosts: Sequence[str]) -> str:
-    where = "" if found.rank is None else f" of {who(found.rank, hosts)}"
-    return f"{found.cause}{where}, {100 * found.lost_share:.0f} % of the time"
 
 
 _LEAST_US = 100_000  # of rank 0 in one event
@@ -182,7 +173,7 @@ class WatchLeader:
                     self._write_steps()
         if self._settings.launcher_dir and self._num_steps > 1.1 * self._num_summed:
             self._num_summed = self._num_steps
-            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
+            self._leave(SUMMARY, summary(self._diagnoser.diagnose(whole_run=True), self._hosts))
         every_s = self._settings.every_s
         is_new = self._num_steps > self._num_spoken
         if is_new and every_s and (late_s := self._now() - self._spoken_s) >= every_s:
@@ -206,7 +197,7 @@ class WatchLeader:
             self._write(RunEnded(self._num_steps))
             share = 100 * own_s / max(self._spent_s, own_s)
             took = f"watching took {share:.2g} % of rank 0's time"
-            text = self._summary(diagnosis, [*self._advice(kind, sites), took])
+            text = summary(diagnosis, self._hosts, [*self._advice(kind, sites), took])
         self._stream.write(text)
         self._stream.flush()
         self._leave(SHOWN, "")
@@ -218,7 +209,9 @@ class WatchLeader:
         self._num_spoken = self._num_steps
         diagnosis = self._diagnoser.diagnose()
         self._write(diagnosed(diagnosis))
-        print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
+        lasts = f", {diagnosis.step_s:.3g} s a step" if diagnosis.num_steps else ""
+        said = f"step {diagnosis.step}{lasts}: {sentence(diagnosis, self._hosts)}"
+        print(f"evenstep watch: {said}", file=self._stream, flush=True)
 
     def _advice(self, kind: str, sites: Sequence[CallSite]) -> Sequence[str]:
         """Return what more is said; the summary is there without it too."""
@@ -226,9 +219,6 @@ class WatchLeader:
             return self._notes(kind, sites, self._rows)
         except Exception as error:
             return (f"no advice ({type(error).__name__}: {error})",)
-
-    def _summary(self, diagnosis: Diagnosis, notes: Sequence[str] = ()) -> str:
-        return summary(diagnosis, self._hosts, notes)
 
     def _begin_summary(self) -> None:
         """Leave a first summary, but over none of a run before that was not said yet."""

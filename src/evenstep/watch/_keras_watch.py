@@ -25,7 +25,7 @@ from tensorflow.python.eager import context  # not public: it has the service
 from .._diagnosis import Phase, StepClues, time_by_phase
 from .._host import GarbageClock, HostReader
 from .._valid import check_range
-from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
+from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of, next_prefix
 from ..tensorflow._training_steps import after, is_woven, weave
 from ._courier import RecordSender, say_off
 from ._start_watch import ALONE, WatchSettings
@@ -116,9 +116,7 @@ class KerasSteps:
         """
         self._is_inside = False
         if is_whole and all(phase is not Phase.REDUCTION for _, phase in self._cuts):
-            raise ValueError(
-                "no gradient came to the compiled optimizer's `apply` or `apply_gradients`"
-            )
+            raise ValueError("no gradient came to the compiled optimizer's `apply_gradients`")
         self._cut(Phase.REST)
 
     def enter(self, phase: Phase) -> None:
@@ -160,15 +158,11 @@ _WAIT_MS = 20  # for a key that may not be there: the service has no way to ask 
 
 @final
 class ServiceStore:
-    """Small keys, as a ``torch.distributed.Store`` has them, and no collective of TensorFlow's.
+    """Small keys, as a ``torch.distributed.Store`` has them, and no collective of TensorFlow's."""
 
-    Args:
-        prefix: of all keys, the same on all workers.
-    """
-
-    def __init__(self, prefix: str) -> None:
+    def __init__(self) -> None:
         self._service = context.context()
-        self._prefix = prefix
+        self._prefix = next_prefix(self._service)
         self._known: dict[str, bytes] = {}  # that ``check`` has found
 
     def set(self, key: str, value: bytes) -> None:
@@ -202,14 +196,6 @@ class ServiceStore:
         return True
 
 
-def next_prefix() -> str:
-    """Return a prefix that no earlier watch of this process had; all workers count alike."""
-    service = context.context()
-    number = getattr(service, "_evenstep_watches", 0)  # the service never forgets a name
-    service._evenstep_watches = number + 1
-    return f"evenstep_watch/{number}"
-
-
 _ASKS_ALL = "_calculate_replicas_with_values"
 _plain = tf.autograph.experimental.do_not_convert  # what is the user's is converted as before
 
@@ -222,16 +208,14 @@ class KerasMarks:
     pass through identities. The next ``fit`` traces the step anew, with the marks or without.
 
     Args:
-        model: of Keras 3 or ``tf_keras``, compiled.
+        model: compiled.
         steps: is notified of the marks.
         guard: runs what is called back, so that no fault reaches the training.
     """
 
     def __init__(self, model: Any, steps: KerasSteps, guard: Callable[..., None]) -> None:
         self._model, self._steps, self._guard = model, steps, guard
-        # Keras 3's ``apply_gradients`` calls ``apply``, and so does its training step.
         self._optimizer = model.optimizer
-        self._applies = "apply" if hasattr(self._optimizer, "apply") else "apply_gradients"
         self._asks_all: Callable[..., Any] | None = None
         self._began_s = 0.0
 
@@ -239,7 +223,7 @@ class KerasMarks:
         """Put the marks there, before the step is traced."""
         self._asks_all = getattr(input_lib, _ASKS_ALL)
         weave(self._model, "train_step", self._train_step)
-        weave(self._optimizer, self._applies, self._apply)
+        weave(self._optimizer, "apply_gradients", self._apply)
         self._model.train_function = None
         setattr(input_lib, _ASKS_ALL, self._ask_all)
 
@@ -249,7 +233,7 @@ class KerasMarks:
 
     def unweave(self) -> None:
         """Leave everything as it was."""
-        for part, name in ((self._model, "train_step"), (self._optimizer, self._applies)):
+        for part, name in ((self._model, "train_step"), (self._optimizer, "apply_gradients")):
             vars(part).pop(name, None)
         self._model.train_function = None
         if self._asks_all is not None and getattr(input_lib, _ASKS_ALL) == self._ask_all:
@@ -309,8 +293,6 @@ class KerasMarks:
 
     def _done(self, listed: list[Any]) -> list[Any]:
         noted = partial(self._guard, self._steps.gradients_done)
-        if self._applies == "apply":
-            return list(after(listed, noted))
         gradients = after([gradient for gradient, _ in listed], noted)
         return [(gradient, each[1]) for gradient, each in zip(gradients, listed, strict=True)]
 
@@ -419,7 +401,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         marks.weave_call()
         for name in _SAVING:
             weave(self.model, name, self._saving)
-        store = ServiceStore(next_prefix())
+        store = ServiceStore()
         self._courier = RecordSender(store, workers.rank, workers.world_size, self._settings)
         self._courier.open(
             steps.take_records, _device(), HostReader().read, on_fault=self._switch_off
