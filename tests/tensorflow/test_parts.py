@@ -274,7 +274,7 @@ def test_a_state_is_read_back_as_it_was():
     assert estimates.apply(Planner(Fixed((3, 9)), Job(2, 12)), ("a", "b")).policy == "resumed"
     fewer = {"estimates": {**state["estimates"], "workers": ["a"]}}
     for broken in (
-        {**state, "position": [2, -1]},
+        {**state, "step": -1},
         {**state, "estimates": fewer},
         {**state, "form": None},
         3,

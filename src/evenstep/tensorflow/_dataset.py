@@ -50,7 +50,8 @@ class Kept:
         """Return all of it as nested dicts and lists of plain values."""
         return {
             "format": _FORMAT,
-            "position": list(self.position),
+            "epoch": self.position[0],
+            "step": self.position[1],
             "num_steps": self.num_steps,
             "form": self.form,
             "estimates": self.estimates.state_dict(),
@@ -64,8 +65,9 @@ class Kept:
             ValueError: it is something else, or broken.
         """
         try:
-            epoch, step = state["position"]
-            numbers = epoch, step, state["num_steps"]
+            numbers = epoch, step, num_steps = [
+                state[name] for name in ("epoch", "step", "num_steps")
+            ]
             if state["format"] != _FORMAT or any(type(n) is not int or n < 0 for n in numbers):
                 raise ValueError(f"it is not of the format {_FORMAT!r}")
             if step and type(state["form"]) is not str:
@@ -78,7 +80,7 @@ class Kept:
                 reprlib.repr(state)[:80],
                 "Load the part of the checkpoint that holds the balancer's state.",
             ) from error
-        return cls((epoch, step), state["num_steps"], state["form"], estimates)
+        return cls((epoch, step), num_steps, state["form"], estimates)
 
 
 class StateInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc]

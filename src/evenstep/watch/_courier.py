@@ -29,7 +29,7 @@ from .._diagnosis import (
 from .._telemetry import JsonLines, versions_here
 from ..events import Event, RunEnded, RunStarted, StepMeasured
 from ._advice_text import advice_notes
-from ._start_watch import SHOWN, SUMMARY, WatchSettings
+from ._start_watch import SUMMARY, WatchSettings
 from ._step_records import RankMail, RankMerger, RankReport, Row, StepRecord, grouped
 from ._watched_run import CallSite
 
@@ -135,7 +135,9 @@ class WatchLeader:
         self._spent_s = 0.0  # of rank 0, in all steps
         self._spoken_s = now()
         self._last: set[int] = set()
-        self._begin_summary()
+        folder = settings.launcher_dir  # with a summary of a run before that was not said yet
+        if folder and not (Path(folder) / SUMMARY).exists():
+            self._leave(_TOO_FEW)
 
     @property
     def is_complete(self) -> bool:
@@ -173,7 +175,7 @@ class WatchLeader:
                     self._write_steps()
         if self._settings.launcher_dir and self._num_steps > 1.1 * self._num_summed:
             self._num_summed = self._num_steps
-            self._leave(SUMMARY, summary(self._diagnoser.diagnose(whole_run=True), self._hosts))
+            self._leave(summary(self._diagnoser.diagnose(whole_run=True), self._hosts))
         every_s = self._settings.every_s
         is_new = self._num_steps > self._num_spoken
         if is_new and every_s and (late_s := self._now() - self._spoken_s) >= every_s:
@@ -200,7 +202,7 @@ class WatchLeader:
             text = summary(diagnosis, self._hosts, [*self._advice(kind, sites), took])
         self._stream.write(text)
         self._stream.flush()
-        self._leave(SHOWN, "")
+        self._leave("")
         if self._file is not None:
             self._file.close()
 
@@ -220,21 +222,14 @@ class WatchLeader:
         except Exception as error:
             return (f"no advice ({type(error).__name__}: {error})",)
 
-    def _begin_summary(self) -> None:
-        """Leave a first summary, but over none of a run before that was not said yet."""
-        if not (folder := self._settings.launcher_dir):
-            return
-        shown = Path(folder) / SHOWN
-        if shown.exists() or not (Path(folder) / SUMMARY).exists():
-            self._leave(SUMMARY, _TOO_FEW)
-        with suppress(OSError):
-            shown.unlink(missing_ok=True)
-
-    def _leave(self, name: str, text: str) -> None:
-        """Leave a file for the launcher, where one waits on this machine."""
+    def _leave(self, text: str) -> None:
+        """Leave a summary for the launcher, where one waits on this machine; no text: none."""
         if folder := self._settings.launcher_dir:
             with suppress(OSError):  # another machine, or a full disk: it is said at the end too
-                (Path(folder) / name).write_text(text, "utf-8")
+                if text:
+                    (Path(folder) / SUMMARY).write_text(text, "utf-8")
+                else:
+                    (Path(folder) / SUMMARY).unlink(missing_ok=True)
 
     def _write_steps(self) -> None:
         rows, lasted_s = self._unwritten, self._unwritten_us / 1e6

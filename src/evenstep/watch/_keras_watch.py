@@ -25,7 +25,7 @@ from tensorflow.python.eager import context  # not public: it has the service
 from .._diagnosis import Phase, StepClues, time_by_phase
 from .._host import GarbageClock, HostReader
 from .._valid import check_range
-from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of, next_prefix
+from ..tensorflow._strategy_workers import cluster_of, next_prefix
 from ..tensorflow._training_steps import after, is_woven, weave
 from ._courier import RecordSender, say_off
 from ._start_watch import ALONE, WatchSettings
@@ -163,37 +163,29 @@ class ServiceStore:
     def __init__(self) -> None:
         self._service = context.context()
         self._prefix = next_prefix(self._service)
-        self._known: dict[str, bytes] = {}  # that ``check`` has found
 
     def set(self, key: str, value: bytes) -> None:
         """Write a key; the service writes none twice, so what is there is deleted first."""
-        name = self._name(key)
-        self._service.delete_config_key_value(name)
-        self._service.set_config_key_value(name, base64.b64encode(value).decode())
+        self.delete_key(key)
+        self._service.set_config_key_value(self._name(key), base64.b64encode(value).decode())
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys are there."""
-        return all(self._is_there(key) for key in keys)
+        try:
+            return all(self.get(key) is not None for key in keys)
+        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+            return False
 
     def get(self, key: str) -> bytes:
-        """Return a key that was found to be there."""
-        return self._known[key]
+        """Return a key that is there."""
+        return base64.b64decode(self._service.get_config_key_value(self._name(key), _WAIT_MS))
 
-    def delete_key(self, key: str) -> bool:
-        """Delete a key; return whether it was there."""
+    def delete_key(self, key: str) -> None:
+        """Delete a key."""
         self._service.delete_config_key_value(self._name(key))
-        return self._known.pop(key, None) is not None
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}/{key}"
-
-    def _is_there(self, key: str) -> bool:
-        try:
-            text = self._service.get_config_key_value(self._name(key), _WAIT_MS)
-        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
-            return False
-        self._known[key] = base64.b64decode(text)
-        return True
 
 
 _ASKS_ALL = "_calculate_replicas_with_values"
@@ -216,12 +208,11 @@ class KerasMarks:
     def __init__(self, model: Any, steps: KerasSteps, guard: Callable[..., None]) -> None:
         self._model, self._steps, self._guard = model, steps, guard
         self._optimizer = model.optimizer
-        self._asks_all: Callable[..., Any] | None = None
+        self._asks_all = getattr(input_lib, _ASKS_ALL)
         self._began_s = 0.0
 
     def weave(self) -> None:
         """Put the marks there, before the step is traced."""
-        self._asks_all = getattr(input_lib, _ASKS_ALL)
         weave(self._model, "train_step", self._train_step)
         weave(self._optimizer, "apply_gradients", self._apply)
         self._model.train_function = None
@@ -236,7 +227,7 @@ class KerasMarks:
         for part, name in ((self._model, "train_step"), (self._optimizer, "apply_gradients")):
             vars(part).pop(name, None)
         self._model.train_function = None
-        if self._asks_all is not None and getattr(input_lib, _ASKS_ALL) == self._ask_all:
+        if getattr(input_lib, _ASKS_ALL) == self._ask_all:
             setattr(input_lib, _ASKS_ALL, self._asks_all)
 
     def _call(self, method: Callable[..., Any], *args: Any) -> Any:
@@ -267,7 +258,6 @@ class KerasMarks:
 
     @_plain  # type: ignore[untyped-decorator]
     def _ask_all(self, strategy: Any, input_workers: Any, optionals: Any) -> Any:
-        assert self._asks_all is not None
         fetched: list[Any] = []
         self._guard(lambda: fetched.append(self._fetched(optionals)))
         with tf.control_dependencies([] if tf.executing_eagerly() else fetched):
@@ -341,10 +331,10 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._settings = WatchSettings(every_s, "" if run_dir is None else os.fspath(run_dir))
         self._is_on = False
         self._own_s = 0.0
-        self._workers: StrategyWorkers | None = None
         self._garbage = GarbageClock()
-        self._marks: KerasMarks | None = None
+        self._rank: int | None = None
         self._steps: KerasSteps | None = None
+        self._marks: KerasMarks | None = None
         self._courier: RecordSender | None = None
 
     def set_model(self, model: Any) -> None:
@@ -373,7 +363,8 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def _prepare(self, model: Any) -> None:
         strategy = model.distribute_strategy
-        self._workers = workers = cluster_of(strategy)
+        workers = cluster_of(strategy)
+        self._rank = workers.rank
         if workers.world_size == 1:
             self._is_on = False
             print(ALONE, file=sys.stderr, flush=True)
@@ -392,20 +383,18 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         self._steps = KerasSteps(gc_s=lambda: self._garbage.total_s)
         self._marks = KerasMarks(model, self._steps, self._safely)
         self._marks.weave()
+        store = ServiceStore()
+        self._courier = RecordSender(store, workers.rank, workers.world_size, self._settings)
 
     def _begin(self) -> None:
-        workers, steps, marks = self._workers, self._steps, self._marks
-        assert workers is not None
+        courier, steps, marks = self._courier, self._steps, self._marks
+        assert courier is not None
         assert steps is not None
         assert marks is not None
         marks.weave_call()
         for name in _SAVING:
             weave(self.model, name, self._saving)
-        store = ServiceStore()
-        self._courier = RecordSender(store, workers.rank, workers.world_size, self._settings)
-        self._courier.open(
-            steps.take_records, _device(), HostReader().read, on_fault=self._switch_off
-        )
+        courier.open(steps.take_records, _device(), HostReader().read, on_fault=self._switch_off)
         atexit.register(self.on_train_end)  # where an error leaves ``fit``
 
     def _say(self) -> None:
@@ -453,7 +442,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
     def _switch_off(self, error: BaseException) -> None:
         if self._is_on:
             self._is_on = False
-            say_off(None if self._workers is None else self._workers.rank, error)
+            say_off(self._rank, error)
             self._garbage.close()
             if self._courier is not None:
                 self._courier.stop()

@@ -21,7 +21,6 @@ SITE = Path(__file__).parent / "_site"
 SETTINGS = "EVENSTEP_WATCH"  # the settings, as JSON: read in every process
 PROCESS = "EVENSTEP_WATCH_PROCESS"  # the number of the process to be observed itself
 SUMMARY = "summary.txt"
-SHOWN = "shown"
 SEEN = "seen"
 ALONE = "evenstep watch: one process: nothing to wait for."
 _UNSEEN = (
@@ -186,5 +185,5 @@ def _say_the_rest(folder: Path, *, ended_well: bool) -> None:
     if not (folder / SEEN).exists():
         if ended_well:
             print(_UNSEEN, file=sys.stderr)
-    elif not (folder / SHOWN).exists() and (folder / SUMMARY).exists():
+    elif (folder / SUMMARY).exists():
         print((folder / SUMMARY).read_text("utf-8"), end="", file=sys.stderr)
