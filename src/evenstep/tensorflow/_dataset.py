@@ -113,6 +113,7 @@ class Batches:
         job: what is planned for.
         form: what its steps are cut from, in words.
         source: of the samples.
+        session: of the run.
     """
 
     def __init__(
@@ -143,7 +144,7 @@ class Batches:
         )
         self.source = source
         self._rank = workers.rank
-        self._session = session
+        self.session = session
         self._deal: Deal | None = None
         self._next: Position = (0, 0)
         self._handed_out: Position | None = None  # the step that was, and perhaps is not done
@@ -154,7 +155,7 @@ class Batches:
         if self._handed_out is None:
             return self._next
         epoch, step = self._handed_out
-        done = step + (not self._session.steps.is_under_way)
+        done = step + (not self.session.steps.is_under_way)
         return epoch + done // self.num_steps, done % self.num_steps
 
     def go_to(self, position: Position, form: str | None = None) -> None:
@@ -180,8 +181,8 @@ class Batches:
 
     def __call__(self) -> Iterator[Any]:
         """Yield this worker's batches of one epoch."""
-        with self._session.noting():
-            steps = self._session.open()
+        with self.session.noting():
+            steps = self.session.open()
             steps.end_epoch()  # of one that was not read to its end
             (epoch, first), self._next = self._next, (self._next[0] + 1, 0)
             size = self.job.global_batch_size
@@ -199,7 +200,7 @@ class Batches:
         batch = self.source.take(slots)
         data_s = perf_counter() - began_s
         if is_last and (rows := self.source.end()) is not None:
-            self._session.compare(rows)  # raises if workers have read other samples in the epoch
+            self.session.compare(rows)  # raises if workers have read other samples in the epoch
         self._handed_out = position
         num_samples = self.job.tail_size if is_short else self.job.global_batch_size
         steps.begin_step(len(slots), global_num_samples=num_samples, data_s=data_s)
@@ -215,17 +216,13 @@ class Batches:
 
 
 def distributed(
-    batches: Callable[[], Iterator[Any]],
+    batches: Batches,
     strategy: tf.distribute.Strategy,
-    *,
-    num_steps: int,
-    signature: Any,
     map_fn: Callable[..., Any] | None,
     num_parallel: int,
-    steps: TrainingSteps,
 ) -> Any:
     """Return the batches as ``strategy`` wants them, with nothing made ahead on the way."""
-
+    signature = batches.source.signature
     rows = tf.nest.map_structure(
         lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), signature
     )
@@ -235,7 +232,7 @@ def distributed(
         data = data.take_while(lambda is_one, batch: is_one)
         data = data.map(lambda is_one, batch: batch)
         if map_fn is not None:
-            data = data.map(_mapped(map_fn, signature, num_parallel, steps))
+            data = data.map(_mapped(map_fn, signature, num_parallel, batches.session.steps))
         for function in functions:
             data = data.map(function)
         options = tf.data.Options()
@@ -243,7 +240,7 @@ def distributed(
         options.experimental_optimization.inject_prefetch = False
         return data.with_options(options)
 
-    return _unbuffered(make, strategy, num_steps)
+    return _unbuffered(make, strategy, batches.num_steps)
 
 
 def _unbuffered(

@@ -63,17 +63,16 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
             "Write `with strategy.scope():` around what makes and compiles it.",
         )
     for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
-            warn(
-                f"Layer {layer.name!r} normalises over each worker's own samples, so the result "
-                f"depends on the split, and a worker without samples in a short last step has "
-                f"statistics of NaN without `drop_remainder=True`. Use `GroupNormalization`."
+        if isinstance(layer, keras.layers.BatchNormalization):
+            problem = (
+                "waits for all workers in the middle of a forward, so that their times look equal "
+                "and nothing is balanced"
+                if layer.synchronized
+                else "normalises over each worker's own samples, so the result depends on the "
+                "split, and a worker without samples in a short last step has statistics of NaN "
+                "without `drop_remainder=True`"
             )
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            warn(
-                f"Layer {layer.name!r} waits for all workers in the middle of a forward, so that "
-                f"their times look equal and nothing is balanced. Use `GroupNormalization`."
-            )
+            warn(f"Layer {layer.name!r} {problem}. Use `GroupNormalization`.")
         if getattr(layer, "activity_regularizer", None) is not None:
             warn(
                 f"The activity regularizer of layer {layer.name!r} bypasses the output, where "

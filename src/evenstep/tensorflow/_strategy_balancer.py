@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -19,12 +21,18 @@ from .._run._runtime import checked_policy, checked_reduction
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._dataset import Batches, Kept, StateInCheckpoint, distributed
-from ._fit import Fit, FitByWorkers
-from ._keras_checks import check_model, check_optimizer, checked_bounds, checked_size
+from ._fit import FitByWorkers, are_same, arrays_in, as_keras, is_arrays
+from ._keras_checks import (
+    check_compiled,
+    check_model,
+    check_optimizer,
+    checked_bounds,
+    checked_size,
+)
 from ._keras_session import KerasSession, Runtime, Start
 from ._source import source_of
 from ._strategy_workers import workers_of
-from ._training_steps import TrainingSteps, weave_into_model, weave_into_optimizer
+from ._training_steps import TrainingSteps, weave, weave_into_model, weave_into_optimizer
 
 
 class Balancer:
@@ -91,12 +99,7 @@ class Balancer:
             ),
         )
         self._session = KerasSession(self._workers, self._steps, runtime, self._start)
-        self._fit = Fit(
-            self._session,
-            self._global_batch_size,
-            make=self.dataset,
-            made=lambda: self._dataset,
-        )
+        self._made_of: list[Any] = []  # the training data, where it is arrays that `fit` was given
 
     def prepare(self, model: Any, *optimizers: Any) -> Any:
         """Return the model, or it and its optimizers, ready for balanced steps.
@@ -120,7 +123,8 @@ class Balancer:
             self._weave(model)
             for optimizer in optimizers:
                 self._weave_optimizer(optimizer)
-        self._fit.install(model)
+        weave(model, "fit", partial(self._fit, model))
+        weave(model, "evaluate", self._evaluate)
         return (model, *optimizers) if optimizers else model
 
     def dataset(
@@ -173,15 +177,8 @@ class Balancer:
         )
         batches.go_to(self._kept.position, self._kept.form)
         self._batches = batches
-        self._dataset = distributed(
-            batches,
-            self._strategy,
-            num_steps=batches.num_steps,
-            signature=samples.signature,
-            map_fn=map_fn,
-            num_parallel=num_parallel_calls or os.cpu_count() or 1,
-            steps=self._steps,
-        )
+        num_parallel = num_parallel_calls or os.cpu_count() or 1
+        self._dataset = distributed(batches, self._strategy, map_fn, num_parallel)
         return self._dataset
 
     def callback(self) -> keras.callbacks.Callback:
@@ -264,6 +261,47 @@ class Balancer:
         self.close()
         if cause is not None:
             raise cause from error
+
+    def _fit(self, model: keras.Model, fit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``fit``, which takes arrays as in plain Keras, in steps of the global batch size.
+
+        Arrays become the training data, shuffled unless ``fit(shuffle=False)``, and the last
+        ``validation_split`` of them the data that each epoch is judged on. The same arrays may be
+        given again: the orders of epochs continue.
+        """
+        with self._session.ending():
+            is_alone = self._workers.world_size == 1
+            if model.compiled and not is_alone:
+                check_compiled(model, self._steps.loss_reduction)
+            given = inspect.signature(fit).bind(*args, **kwargs).arguments
+            if is_arrays(given.get("x")):
+                source, shuffle, made_of, rest = arrays_in(given, self._global_batch_size)
+                if self._dataset is None or not are_same(made_of, self._made_of):
+                    self.dataset(tf.nest.map_structure(as_keras, source), shuffle=shuffle)
+                    self._made_of = made_of
+                given = {"x": self._dataset, "shuffle": False, **rest}
+            elif not (is_alone or given.get("x") is self._dataset):
+                raise invalid(
+                    "Model.fit(x)",
+                    "be arrays, or what `balancer.dataset(...)` returned",
+                    type(given.get("x")).__name__,
+                    "Give a `tf.data.Dataset` of single samples to `balancer.dataset(...)` first.",
+                )
+            if not is_alone:
+                # Before Keras makes variables: their collectives would wait for a lost worker.
+                self._session.open()
+            return fit(**given)
+
+    def _evaluate(self, evaluate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        x = inspect.signature(evaluate).bind(*args, **kwargs).arguments.get("x")
+        if self._workers.world_size > 1 and x is not None and x is self._dataset:
+            raise invalid(
+                "Model.evaluate(x)",
+                "be data as it is, in `fit(validation_data=...)` too",
+                "what `balancer.dataset(...)` returned, of which every batch is trained on",
+                "Give the arrays, or a `tf.data.Dataset` with its `.batch(...)`.",
+            )
+        return evaluate(*args, **kwargs)
 
     def _weave(self, model: Any) -> None:
         if self._is_woven(model):
