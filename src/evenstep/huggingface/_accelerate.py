@@ -181,7 +181,9 @@ class AcceleratedLoader:
                 closing(iter(self._loader)) as batches,  # type: ignore[type-var]
             ):
                 for batch in batches:
-                    self.end_of_dataloader = self._in_last_batch = self._is_at_end()
+                    self.end_of_dataloader = self._in_last_batch = (
+                        self._loader.num_handed_out == len(self._loader)
+                    )
                     if self._device is None:
                         yield batch
                     else:
@@ -240,9 +242,6 @@ class AcceleratedLoader:
                 "each target once already, and is weighted a second time: use "
                 '`balance(..., loss_reduction="sum")`.'
             )
-
-    def _is_at_end(self) -> bool:
-        return self._loader.num_handed_out == len(self._loader)
 
 
 @contextmanager

@@ -300,7 +300,10 @@ def _mapped(
 ) -> Callable[..., Any]:
     """Return ``map_fn`` for batches, some samples at a time, and measured."""
     is_tuple = isinstance(signature, tuple)
-    one = tf.data.Dataset.from_tensors(tf.nest.map_structure(_zeros, signature)).map(map_fn)
+    zeros = tf.nest.map_structure(
+        lambda spec: tf.zeros([size or 1 for size in spec.shape], spec.dtype), signature
+    )
+    one = tf.data.Dataset.from_tensors(zeros).map(map_fn)
 
     def on_sample(sample: Any) -> Any:
         return map_fn(*sample) if is_tuple else map_fn(sample)
@@ -316,7 +319,3 @@ def _mapped(
         return after(mapped, steps.end_work)
 
     return on_batch
-
-
-def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
-    return tf.zeros([size or 1 for size in spec.shape], spec.dtype)

@@ -412,13 +412,13 @@ def _weighted_before(tensor: Any) -> str | None:
         if operation.name.rpartition("/")[2].startswith(_WEIGHTED):
             return str(operation.name)
         outside = getattr(operation.graph, "captures", ())
-        waiting.extend(outer for outer, inner in outside if inner is source and _is_in_graph(outer))
+        waiting.extend(
+            outer
+            for outer, inner in outside
+            if inner is source and hasattr(outer, "op") and not hasattr(outer, "numpy")
+        )
         waiting.extend(operation.inputs)
     return None
-
-
-def _is_in_graph(tensor: Any) -> bool:
-    return not hasattr(tensor, "numpy") and hasattr(tensor, "op")
 
 
 def _like(copy: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

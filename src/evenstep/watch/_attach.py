@@ -217,7 +217,9 @@ class Attachment:
         """Note that a default process group is open."""
         self._end()
         self._num_groups += 1
-        self._tell_launcher()
+        folder = self._settings.launcher_dir
+        if folder and Path(folder).is_dir():
+            (Path(folder) / SEEN).touch()
         rank, world_size = dist.get_rank(), dist.get_world_size()
         if world_size == 1:
             print(ALONE, file=sys.stderr, flush=True)
@@ -323,11 +325,6 @@ class Attachment:
             store = store.clone()
         prefixed: Any = dist.distributed_c10d.PrefixStore
         return prefixed(f"evenstep_watch/{attempt}/{self._num_groups}", store)
-
-    def _tell_launcher(self) -> None:
-        folder = self._settings.launcher_dir
-        if folder and Path(folder).is_dir():
-            (Path(folder) / SEEN).touch()
 
     def _end(self) -> None:
         watch, self.watch = self.watch, None

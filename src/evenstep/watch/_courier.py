@@ -30,7 +30,7 @@ from .._telemetry import JsonLines, versions_here
 from ..events import Event, RunEnded, RunStarted, StepMeasured
 from ._advice_text import advice_notes
 from ._start_watch import SUMMARY, WatchSettings
-from ._step_records import RankMail, RankMerger, RankReport, Row, StepRecord, grouped
+from ._step_records import RankMail, RankMerger, RankReport, Row, StepRecord, grouped, joined
 from ._watched_run import CallSite
 
 _WORDS = {
@@ -127,7 +127,6 @@ class WatchLeader:
         self._hosts, self._devices = [""] * world_size, [""] * world_size
         self._rows: deque[Row] = deque(maxlen=_MOST_ROWS)
         self._unwritten: list[Row] = []
-        self._unwritten_us = 0  # of rank 0
         self._wall_s: float | None = None  # of a step, in what was written last
         self._run_dir = settings.run_dir  # empty once it cannot be written to
         self._file: JsonLines | None = None
@@ -168,11 +167,9 @@ class WatchLeader:
                 [record.clues for record in row],
                 num_steps=row[0].num_steps,
             )
-            if self._run_dir:
-                self._unwritten.append(row)
-                self._unwritten_us += sum(row[0].spent_us)
-                if self._unwritten_us >= _LEAST_US:
-                    self._write_steps()
+            self._unwritten.append(row)
+            if sum(sum(one[0].spent_us) for one in self._unwritten) >= _LEAST_US:
+                self._write_steps()
         if self._settings.launcher_dir and self._num_steps > 1.1 * self._num_summed:
             self._num_summed = self._num_steps
             self._leave(summary(self._diagnoser.diagnose(whole_run=True), self._hosts))
@@ -232,16 +229,15 @@ class WatchLeader:
                     (Path(folder) / SUMMARY).unlink(missing_ok=True)
 
     def _write_steps(self) -> None:
-        rows, lasted_s = self._unwritten, self._unwritten_us / 1e6
-        self._unwritten, self._unwritten_us = [], 0
-        if not rows:
+        rows, self._unwritten = self._unwritten, []
+        if not rows or not self._run_dir:
             return
+        sums = [joined(records) for records in zip(*rows, strict=True)]
         spent_us = [[record.spent_us for record in row] for row in rows]
-        num_steps = sum(row[0].num_steps for row in rows)
         account = accounted([row[0].step for row in rows], spent_us)
-        self._write(_measured(rows, num_steps, self._wall_s))
-        self._write(replace(account, num_steps=num_steps))
-        self._wall_s = lasted_s / num_steps
+        self._write(_measured(sums, self._wall_s))
+        self._write(replace(account, num_steps=sums[0].num_steps))
+        self._wall_s = sum(sums[0].spent_us) / 1e6 / sums[0].num_steps
 
     def _write(self, event: Event) -> None:
         """Write an event; where that fails, say so and write no more. The watch continues."""
@@ -270,19 +266,18 @@ class WatchLeader:
         )
 
 
-def _measured(rows: Sequence[Row], num_steps: int, wall_s: float | None) -> StepMeasured:
-    """Return the means of some steps; ``wall_s`` is of a step before them."""
-    spent_s = (
-        np.array([[one.spent_us for one in row] for row in rows]).sum(axis=0) / 1e6 / num_steps
-    )
+def _measured(sums: Sequence[StepRecord], wall_s: float | None) -> StepMeasured:
+    """Return the means of some steps, by their sums; ``wall_s`` is of a step before them."""
+    num_steps = sums[0].num_steps
+    spent_s = np.array([one.spent_us for one in sums]) / 1e6 / num_steps
+    num_samples = np.array([one.num_samples for one in sums]) / num_steps
     compute_s = np.maximum(spent_s[:, Phase.FORWARD] + spent_s[:, Phase.BACKWARD], 1e-6)
-    num_samples = np.array([[one.num_samples for one in row] for row in rows]).sum(axis=0)
     slowest_s = float(compute_s.max())
     idle_s = slowest_s - compute_s
     return StepMeasured(
-        step=rows[-1][0].step,
+        step=sums[0].step,
         plan_epoch=0,
-        batch_size=tuple(np.rint(num_samples / num_steps).astype(int).tolist()),
+        batch_size=tuple(np.rint(num_samples).astype(int).tolist()),
         compute_s=tuple(compute_s.tolist()),
         data_s=tuple(spent_s[:, Phase.INPUT].tolist()),
         idle_s=tuple(idle_s.tolist()),

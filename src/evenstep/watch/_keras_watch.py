@@ -247,7 +247,10 @@ class KerasMarks:
         return logs
 
     def _apply(self, method: Callable[..., Any], gradients: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self._marked(self._done, list(gradients)), *args, **kwargs)
+        pairs = list(gradients)
+        marked = self._marked(self._done, [gradient for gradient, _ in pairs])
+        variables = [variable for _, variable in pairs]
+        return method(list(zip(marked, variables, strict=True)), *args, **kwargs)
 
     @_plain  # type: ignore[untyped-decorator]
     def _marked(self, mark: Callable[[Any], Any], given: Any) -> Any:
@@ -281,10 +284,8 @@ class KerasMarks:
 
         return after(data, sized, sizes)
 
-    def _done(self, listed: list[Any]) -> list[Any]:
-        noted = partial(self._guard, self._steps.gradients_done)
-        gradients = after([gradient for gradient, _ in listed], noted)
-        return [(gradient, each[1]) for gradient, each in zip(gradients, listed, strict=True)]
+    def _done(self, gradients: list[Any]) -> Any:
+        return after(gradients, partial(self._guard, self._steps.gradients_done))
 
     @_plain  # type: ignore[untyped-decorator]
     def _traced(self) -> None:
@@ -394,7 +395,8 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         marks.weave_call()
         for name in _SAVING:
             weave(self.model, name, self._saving)
-        courier.open(steps.take_records, _device(), HostReader().read, on_fault=self._switch_off)
+        device = "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
+        courier.open(steps.take_records, device, HostReader().read, on_fault=self._switch_off)
         atexit.register(self.on_train_end)  # where an error leaves ``fit``
 
     def _say(self) -> None:
@@ -458,7 +460,3 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
                 self.model.__dict__.pop(name, None)
             self._marks.unweave()
         self._courier = self._marks = self._steps = None
-
-
-def _device() -> str:
-    return "gpu" if tf.config.list_logical_devices("GPU") else "cpu"

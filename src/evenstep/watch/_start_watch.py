@@ -67,7 +67,9 @@ def run(command: Sequence[str], *, every_s: float, run_dir: str) -> int:
     with TemporaryDirectory(prefix="evenstep-watch-") as folder:
         settings = WatchSettings(every_s, _absolute(run_dir), folder)
         child = _started(command, environment(settings, os.environ))
-        before = {number: signal.getsignal(number) for number in _signals()}
+        names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        before = {number: signal.getsignal(number) for number in numbers}
         try:
             for number in before:
                 signal.signal(number, lambda received, _: _pass_on(child, received))
@@ -103,7 +105,16 @@ def main(arguments: Sequence[str]) -> NoReturn:
         "change.",
         usage="%(prog)s [--every S] [--run-dir DIR] (-- COMMAND ... | [-m] SCRIPT ...)",
     )
-    add_options(parser)
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds between two lines; 0 writes none",
+    )
+    parser.add_argument(
+        "--run-dir", default="", metavar="DIR", help="folder for rank 0's events.jsonl"
+    )
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT ...")
     given = list(arguments)
@@ -119,20 +130,6 @@ def main(arguments: Sequence[str]) -> NoReturn:
         sys.exit(run(given[cut + 1 :], **options))
     except ValueError as error:
         parser.error(str(error))
-
-
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a watch."""
-    parser.add_argument(
-        "--every",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="seconds between two lines; 0 writes none",
-    )
-    parser.add_argument(
-        "--run-dir", default="", metavar="DIR", help="folder for rank 0's events.jsonl"
-    )
 
 
 def _check_every(every_s: float) -> None:
@@ -151,11 +148,6 @@ def _started(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen
 
 def _absolute(folder: str) -> str:
     return str(Path(folder).absolute()) if folder else ""
-
-
-def _signals() -> list[signal.Signals]:
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
 
 def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
