@@ -41,7 +41,7 @@ from ._courier import RecordSender
 from ._recorder import StepLog
 from ._start_watch import ALONE, SEEN, WatchSettings
 from ._watch import Watch
-from ._watched_run import MadeLoader, frames_from
+from ._watched_run import Frames, MadeLoader
 
 Observed = Callable[..., Any]
 """Called as ``observed(log, before, *args, **kwargs)`` in the place of ``before``."""
@@ -180,16 +180,21 @@ class Attachment:
         settings: as the launcher wrote them down.
         when_loaded: has a call made when a module is loaded.
         loaders: those that were made; grows.
+        frames: returns files and lines from the caller of its caller on, the innermost first.
 
     Attributes:
         watch: the one on this process; None while no group is open.
     """
 
     def __init__(
-        self, settings: str, when_loaded: WhenLoaded, loaders: Sequence[MadeLoader]
+        self,
+        settings: str,
+        when_loaded: WhenLoaded,
+        loaders: Sequence[MadeLoader],
+        frames: Callable[[], Frames],
     ) -> None:
         self._settings = WatchSettings(**json.loads(settings))
-        self._loaders = loaders
+        self._loaders, self._frames = loaders, frames
         self.watch: Watch | None = None
         self._num_groups = 0
         # All collectives wait for their work in Python, but DDP for its own in C++.
@@ -266,7 +271,7 @@ class Attachment:
         def make(model: Any, *args: Any, **kwargs: Any) -> None:
             before(model, *args, **kwargs)
             if not is_dynamo_compiling() and (watch := self.watch) is not None:
-                watch.guard(watch.model_made, kind, made, device_of(model), frames_from(1))
+                watch.guard(watch.model_made, kind, made, device_of(model), self._frames())
 
         setattr(owner, name, make)
 

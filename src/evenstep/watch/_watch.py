@@ -14,7 +14,7 @@ import torch
 
 from .._host import GarbageClock, HostReader
 from .._private_torch import dataset_of, indices_of
-from .._torch_clock import CompileClock, alloc_retries, clock_of
+from .._torch_clock import CompileClock, alloc_retries, clock_of, describe_device
 from ._courier import RecordSender, say_off
 from ._recorder import StepLog, StepRecorder
 from ._watched_run import CallSite, Frames, MadeLoader, site_of
@@ -142,7 +142,7 @@ class Watch:
         self.log = StepLog(clock, counted_s=self._counted_s, guard=self.guard)
         self.courier.open(
             StepRecorder(self.log).take_records,
-            device_in_words(device),
+            describe_device(device),
             HostReader(alloc_retries=partial(alloc_retries, device)).read,
             on_fault=self.switch_off,
             prepare=ignore_captures if is_cuda else lambda: None,
@@ -170,10 +170,3 @@ def ignore_captures() -> None:
     with suppress(OSError, AttributeError):  # another's device than NVIDIA's
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
-
-
-def device_in_words(device: torch.device) -> str:
-    """Return a device with its name, as events have it."""
-    if device.type != "cuda":
-        return str(device)
-    return f"{device} {torch.cuda.get_device_name(device)}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -32,19 +31,8 @@ class CallSite:
 Frames = Sequence[tuple[str, int]]
 MadeLoader: TypeAlias = tuple[Callable[[], Any], int, Frames]
 """What returns a loader while it is there, its data set's id, and the frames that made it."""
-_MOST = 64
 _OURS = Path(__file__).parent.as_posix() + "/"
 _STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
-
-
-def frames_from(depth: int) -> Frames:
-    """Return files and lines of the frames from ``depth`` above the caller on, innermost first."""
-    frame = sys._getframe(depth + 1)
-    found: list[tuple[str, int]] = []
-    while frame is not None and len(found) < _MOST:
-        found.append((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back  # type: ignore[assignment]
-    return found
 
 
 def site_of(made: str, frames: Frames) -> CallSite:

@@ -19,6 +19,7 @@ from ..._exchange._meeting import loopback
 from ..._exchange._threads import network_name
 from ..._private_torch import default_store
 from ..._run._runtime import AllRanks
+from ..._torch_clock import describe_device
 from ...exceptions import WorkerLostError
 from ._stuck import own_addresses
 
@@ -200,13 +201,6 @@ class WorkerFacts:
 def gather_facts(ranks: AllRanks, mine: WorkerFacts) -> list[WorkerFacts]:
     """Return the facts of all ranks, in order."""
     return [WorkerFacts(*row) for row in ranks.collect(astuple(mine))]
-
-
-def describe_device(device: torch.device) -> str:
-    """Return the device with its model's name, where it has one."""
-    if device.type == "cuda":
-        return f"{device} {torch.cuda.get_device_name(device)}"
-    return str(device)
 
 
 def _identity(device: torch.device) -> str:
