@@ -77,18 +77,7 @@ def divisor_of(
     """
     if not is_scaled and count(batch, num_samples, "labels") is None:
         return "samples"  # there is nothing else that it may be a mean over
-    num_calls = 0
-
-    def loss_of(batch: Any, num_items: Any) -> float:
-        nonlocal num_calls
-        num_calls += 1
-        return loss_alone(trainer, batch, num_items)
-
-    found = _look(loss_of, batch, num_samples, num_items) if num_samples else _NOTHING
-    while meets and num_calls < _MOST_LOSSES:
-        loss_of(batch, num_items)
-    row = torch.tensor(found, device=trainer.args.device)
-    loss, listens, *distances = trainer.accelerator.reduce(row, reduction="sum").tolist()
+    loss, listens, *distances = _evidence(trainer, batch, num_samples, num_items, meets=meets)
     if not loss:
         return None
     if listens > _SAME * loss:
@@ -110,6 +99,25 @@ def divisor_of(
     fitting = [name for name in _OWN if off[name] <= least + _ROUNDING * loss]
     usual = _usual(trainer, batch, is_scaled=is_scaled)
     return usual if usual in fitting else fitting[0]
+
+
+def _evidence(
+    trainer: Any, batch: Any, num_samples: int, num_items: Any, *, meets: bool
+) -> list[float]:
+    """Return the sums over ranks of what ``_look`` finds in their batches. Collective."""
+    num_calls = 0
+
+    def loss_of(batch: Any, num_items: Any) -> float:
+        nonlocal num_calls
+        num_calls += 1
+        return loss_alone(trainer, batch, num_items)
+
+    found = _look(loss_of, batch, num_samples, num_items) if num_samples else _NOTHING
+    while meets and num_calls < _MOST_LOSSES:
+        loss_of(batch, num_items)
+    row = torch.tensor(found, device=trainer.args.device)
+    total: list[float] = trainer.accelerator.reduce(row, reduction="sum").tolist()
+    return total
 
 
 def _look_for_a_rest(trainer: Any, num_items: Any, rest: float) -> None:
