@@ -7,11 +7,10 @@ import difflib
 import io
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
@@ -26,31 +25,16 @@ _IMPORT = "from evenstep.torch import Balancer"
 _HARMLESS = ("dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ScriptPatch:
-    """How a script changes.
-
-    Attributes:
-        diff: for ``git apply`` or ``patch -p1``; empty where it is not certain.
-        by_hand: what to do instead, or besides, a line each.
-        folder: where the diff applies; empty for the folder that the script's path begins in.
-    """
-
-    diff: str
-    by_hand: tuple[str, ...] = ()
-    folder: str = ""
-
-
 _Place = tuple[ast.stmt, str, str]
 """The statement after which the balancer comes, and the names of model and loader there."""
 
 
-def patched(source: str, path: str, *, model_line: int, loader_line: int) -> ScriptPatch:
-    """Return the change to a script that prepares its model and its loader.
+def patched(source: str, path: str, *, model_line: int, loader_line: int) -> tuple[str, ...]:
+    """Return as lines what a script needs to have its model and its loader prepared.
 
     The script is read, never run. Right for names that can be followed in one file, where each
-    part goes one way only; whatever else there is gets words, and no diff.
+    part goes one way only: then the last line is the change, for ``git apply`` or ``patch -p1``.
+    Whatever else there is gets words, and no diff.
 
     Args:
         source: the script's text.
@@ -61,22 +45,30 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> Scr
     try:
         script = Script(source)
     except (SyntaxError, ValueError):
-        return ScriptPatch("", (f"{path} cannot be read as Python",))
+        return (f"{path} cannot be read as Python",)
     if re.search(r"^\s*(import|from)\s.*\bevenstep\b", source, re.MULTILINE):
-        return ScriptPatch("", (f"{path} imports evenstep already",))
+        return (f"{path} imports evenstep already",)
     calls = script.made_at(model_line, "model"), script.made_at(loader_line, "loader")
     words = by_hand([f"{path}:{model_line}"], [f"{path}:{loader_line}"])
     if calls[0] is None or calls[1] is None:
-        return ScriptPatch("", words)
+        return words
     models = bindings_of(script, calls[0], "model")
     loaders = bindings_of(script, calls[1], "loader")
     found = next(_places(script, models, loaders), None)
     lines = list(io.StringIO(source, newline=""))
     if found is None or not _stands_alone(found[0], lines):
-        return ScriptPatch("", words)
-    besides = _steps_loop(path) if script.called(calls[0]) == "fully_shard" else ()
+        return words
     folder, name = os.path.split(path) if os.path.isabs(path) else ("", path)
-    return ScriptPatch(_diff(script, lines, name, found), besides, folder)
+    where = f" in {folder}" if folder else ""
+    change = f"the change, for `git apply`{where}:\n{_diff(script, lines, name, found)}"
+    if script.called(calls[0]) != "fully_shard":
+        return (change,)
+    return (
+        f"FSDP2 is measured in loops over steps only: in {path}, `for batch in loader:` becomes "
+        "`for step in loader.steps():` with `for batch in step:` around forward and backward "
+        "(docs/loops.md#fsdp2)",
+        change,
+    )
 
 
 def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, ...]:
@@ -102,14 +94,6 @@ def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, .
         f"after {models} ({', '.join(models_at)}) and {loader} ({' or '.join(loaders_at)}) are "
         f"made, and before the loop{at_once}: balancer = Balancer(); "
         f"{parts} = balancer.prepare({parts})",
-    )
-
-
-def _steps_loop(path: str) -> tuple[str, ...]:
-    return (
-        f"FSDP2 is measured in loops over steps only: in {path}, `for batch in loader:` becomes "
-        "`for step in loader.steps():` with `for batch in step:` around forward and backward "
-        "(docs/loops.md#fsdp2)",
     )
 
 
@@ -248,25 +232,6 @@ _RECIPES = {
 
 
 def advice_notes(kind: str, sites: Sequence[CallSite], rows: Sequence[Row]) -> tuple[str, ...]:
-    """Return what a watch says at its end, on scripts of this machine; see ``advice_on``."""
-    return advice_on(kind, sites, rows, folder=os.getcwd(), source_of=_text_of)
-
-
-def _text_of(file: str) -> str | None:
-    try:
-        return Path(file).read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def advice_on(
-    kind: str,
-    sites: Sequence[CallSite],
-    rows: Sequence[Row],
-    *,
-    folder: str,
-    source_of: Callable[[str], str | None],
-) -> tuple[str, ...]:
     """Return what to do about a run that was watched, as lines.
 
     First what other splits would bring, or why that cannot be known; then what to do. The change
@@ -276,8 +241,6 @@ def advice_on(
         kind: how gradients are exchanged: ``"DDP"``, ``"FSDP2"``, ``"FSDP1"`` or ``"Keras"``.
         sites: where the script made its model and its loader; rank 0's.
         rows: the newest steps.
-        folder: what paths are shown relative to.
-        source_of: the text of a file; None where it cannot be read.
     """
     if kind == "FSDP1":
         sentence = "FSDP1 cannot be balanced, and no speed-up of another split is known"
@@ -301,10 +264,7 @@ def advice_on(
             f"balancing is not worth it here: it would bring {foreseen.best:.2f}x, and below "
             f"{WORTH:.2f}x the script is better left as it is (docs/watch.md)"
         )
-    change = _change(sites, folder, source_of)
-    where = f" in {change.folder}" if change.folder else ""
-    diff = [f"the change, for `git apply`{where}:\n{change.diff}"] if change.diff else []
-    return (sentence, *_beside(foreseen), *change.by_hand, *diff)
+    return (sentence, *_beside(foreseen), *_change(sites))
 
 
 def _own_s(kind: str, spent_us: IntArray, num_steps: IntArray) -> float:
@@ -355,37 +315,33 @@ def _beside(foreseen: Counterfactuals) -> Iterator[str]:
         yield f"faster than any split: train without rank {foreseen.slowest}"
 
 
-def _change(
-    sites: Sequence[CallSite], folder: str, source_of: Callable[[str], str | None]
-) -> ScriptPatch:
+def _change(sites: Sequence[CallSite]) -> tuple[str, ...]:
+    """Return how a script of this machine changes, or where to read about it."""
     models = [site for site in sites if site.made != _LOADER]
     loaders = [site for site in sites if site.made == _LOADER]
     for site in (*models, *loaders):
         if site.library in _RECIPES:
             part, page = "loader" if site in loaders else "model", _RECIPES[site.library]
-            return ScriptPatch("", (f"{site.library} makes the {part}: see {page}",))
-    models_at = [_shown(site, folder) for site in models if site.file]
-    loaders_at = [_shown(site, folder) for site in loaders if site.file]
+            return (f"{site.library} makes the {part}: see {page}",)
+    models_at = [f"{_path(site.file)}:{site.line}" for site in models if site.file]
+    loaders_at = [f"{_path(site.file)}:{site.line}" for site in loaders if site.file]
     if not models_at:
-        return ScriptPatch("", ("the recipe for loops of your own: docs/in-your-script.md",))
+        return ("the recipe for loops of your own: docs/in-your-script.md",)
     if not loaders_at:
         at = ", ".join(models_at)
-        line = f"no DataLoader was seen, and evenstep balances one: docs/data.md (model: {at})"
-        return ScriptPatch("", (line,))
+        return (f"no DataLoader was seen, and evenstep balances one: docs/data.md (model: {at})",)
     model, loader = models[0], loaders[0]
-    is_one_file = len(models) == len(loaders) == 1 and model.file == loader.file
-    source = source_of(model.file) if is_one_file else None
-    if source is None:
-        return ScriptPatch("", by_hand(models_at, loaders_at))
-    path = _path(model.file, folder)
+    if not len(models) == len(loaders) == 1 or model.file != loader.file:
+        return by_hand(models_at, loaders_at)
+    try:
+        source = Path(model.file).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return by_hand(models_at, loaders_at)
+    path = _path(model.file)
     return patched(source, path, model_line=model.line, loader_line=loader.line)
 
 
-def _shown(site: CallSite, folder: str) -> str:
-    return f"{_path(site.file, folder)}:{site.line}"
-
-
-def _path(file: str, folder: str) -> str:
-    """Return a path as it is shown: relative, where it is in the folder."""
-    inside = os.path.normpath(file).startswith(os.path.join(os.path.normpath(folder), ""))
-    return os.path.relpath(file, folder) if inside else file
+def _path(file: str) -> str:
+    """Return a path as it is shown: relative, where it is in the current folder."""
+    inside = os.path.normpath(file).startswith(os.path.join(os.getcwd(), ""))
+    return os.path.relpath(file) if inside else file
