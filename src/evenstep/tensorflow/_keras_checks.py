@@ -87,24 +87,22 @@ def check_optimizer(optimizer: Any) -> None:
     Raises:
         ValueError: it is not a Keras optimizer.
     """
+    refused = functools.partial(invalid, "Balancer.prepare(..., optimizer)")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise invalid(
-            "Balancer.prepare(..., optimizer)",
+        raise refused(
             "be a `keras.optimizers.Optimizer`",
             repr(optimizer),
             "Prepare the model first, then its optimizers.",
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise invalid(
-            "Balancer.prepare(..., optimizer)",
+        raise refused(
             "scale no losses: a worker whose own gradient overflows skips the sum that others wait "
             "for, under plain Keras as well",
             "a `LossScaleOptimizer`",
             "Train in `mixed_bfloat16`, which needs none.",
         )
     if optimizer.gradient_accumulation_steps:
-        raise invalid(
-            "Balancer.prepare(..., optimizer)",
+        raise refused(
             "sum gradients over workers in every step",
             f"`gradient_accumulation_steps={optimizer.gradient_accumulation_steps}`",
             "Leave it out, and give a larger `global_batch_size`.",

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -15,6 +16,8 @@ import tensorflow as tf
 from .._exchange._world_check import listed
 from .._types import IntArray
 from ..exceptions import invalid
+
+_refused = partial(invalid, "Balancer.dataset(source)")
 
 _VARIED = 8  # distinct values from which on a part of the samples says something of their order
 _ELEMENTS = 256  # of a part that a checksum is of, spread over it
@@ -80,8 +83,7 @@ def check_same_samples(reported: Sequence[list[Row]]) -> None:
         ValueError: they have; the message names the ranks.
     """
     for kind, groups in _findings(reported):
-        raise invalid(
-            "Balancer.dataset(source)",
+        raise _refused(
             "be a pipeline that gives the same samples in the same order on all workers",
             f"{kind} on {' | '.join(map(listed, groups))} in this epoch",
             "Iterate over it, or peek into it, on all workers or on none, as each iteration may "
@@ -152,8 +154,7 @@ class ArraySource:
         flat = tf.nest.flatten(self._arrays)
         lengths = {len(array) if array.ndim else 0 for array in flat}
         if len(lengths) != 1 or not min(lengths, default=0) or flat[0].dtype == object:
-            raise invalid(
-                "Balancer.dataset(source)",
+            raise _refused(
                 "be arrays with as many rows each, or a `tf.data.Dataset` of single samples",
                 sorted(lengths) or type(arrays).__name__,
                 "Turn what has a length and an index into a `tf.data.Dataset`, or pad its rows.",
@@ -222,8 +223,7 @@ class PipelineSource:
         """Begin ``epoch`` likewise."""
         pipeline = self._checked(epoch)
         if _length(pipeline) != self.num_samples:
-            raise invalid(
-                "Balancer.dataset(source)",
+            raise _refused(
                 f"return equally many samples for every epoch, {self.num_samples}",
                 f"{_length(pipeline)} for epoch {epoch}",
                 "Other data is for another run, with a `Balancer` of its own.",
@@ -299,8 +299,7 @@ def _is_dataset(source: Any) -> bool:
 
 def _length(pipeline: tf.data.Dataset) -> int:
     if not _is_dataset(pipeline):
-        raise invalid(
-            "Balancer.dataset(source)",
+        raise _refused(
             "be, or return for an epoch's number, a `tf.data.Dataset`",
             type(pipeline).__name__,
             "Give arrays, a pipeline of single samples, or a function that returns one.",
@@ -308,8 +307,7 @@ def _length(pipeline: tf.data.Dataset) -> int:
     length = int(pipeline.cardinality())
     if length < 1:
         named = {-1: "an endless one", -2: "one of unknown length"}.get(length, "an empty one")
-        raise invalid(
-            "Balancer.dataset(source)",
+        raise _refused(
             "have a length",
             named,
             "Say it by `.apply(tf.data.experimental.assert_cardinality(n))`, and leave `repeat()` "
@@ -320,12 +318,10 @@ def _length(pipeline: tf.data.Dataset) -> int:
 
 def _check_single(pipeline: Any) -> None:
     """Raise if the last stages of a pipeline make batches."""
-    stage = pipeline
-    while any(name in type(stage).__name__ for name in _PASSING):
-        stage = getattr(stage, "_input_dataset", None)
-    if any(name in type(stage).__name__ for name in _BATCHED):
-        raise invalid(
-            "Balancer.dataset(source)",
+    kinds = [type(stage).__name__ for stage in _stages(pipeline)]
+    last = next((kind for kind in kinds if not any(name in kind for name in _PASSING)), "")
+    if any(name in last for name in _BATCHED):
+        raise _refused(
             "be a pipeline of single samples",
             "one that makes batches",
             "Leave `.batch(...)` out: every worker's batch is sized here.",
@@ -336,8 +332,7 @@ def _check_dense(pipeline: tf.data.Dataset) -> None:
     """Raise if samples hold what is no array, of which a step is not cut by rows."""
     for part in tf.nest.flatten(pipeline.element_spec):
         if not isinstance(part, tf.TensorSpec):
-            raise invalid(
-                "Balancer.dataset(source)",
+            raise _refused(
                 "be a pipeline of dense samples, all of one shape",
                 type(part).__name__.removesuffix("Spec"),
                 "Pad them first, by `ragged.to_tensor()` or `tf.sparse.to_dense(sparse)`.",
@@ -349,8 +344,7 @@ def _check_seeded(pipeline: Any) -> None:
     for stage in _stages(pipeline):
         seeds = _seeds(stage)
         if seeds and not any(map(int, seeds)):
-            raise invalid(
-                "Balancer.dataset(source)",
+            raise _refused(
                 "be shuffled alike on all workers",
                 "a `shuffle` without a seed",
                 "Write `.shuffle(size, seed=...)`: each worker keeps its part of one order.",
