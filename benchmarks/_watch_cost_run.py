@@ -84,7 +84,7 @@ def train(num_steps: int, step_s: float, own_s: Callable[[], Own]) -> tuple[Cpu,
 
 def own_seconds(watch: Watch | None) -> Own:
     """Return what a watch has taken so far, by its own account."""
-    return Own(0.0, 0.0) if watch is None else Own(watch.inline_s, watch.courier.thread_s)
+    return Own(0.0, 0.0) if watch is None else Own(watch.courier.inline_s, watch.courier.thread_s)
 
 
 def watched(attachment: Attachment, num_steps: int, step_s: float) -> tuple[Cpu, Own, Watch]:

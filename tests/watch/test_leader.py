@@ -307,7 +307,7 @@ def test_nothing_is_heard_while_a_graph_is_captured():
     watch.model_made("DDP", "DistributedDataParallel", torch.device("cpu"), [])
     log = watch.log
     numbers = []
-    for watch.captures in (lambda: True, lambda: False):
+    for watch.courier.captures in (lambda: True, lambda: False):
         log.guard(log.enter, Phase.CHECKPOINT)
         log.guard(log.leave)
         numbers.append(len(log.noted))

@@ -316,7 +316,9 @@ def test_a_device_that_cannot_be_timed_is_named(capsys):
     """In words of the watch's own: the script calls nothing of evenstep's."""
     watch = Watch(RecordSender(None, 3, 4, WatchSettings()), loaders=[])
 
-    watch.guard(watch.model_made, "DDP", "DistributedDataParallel", torch.device("meta"), [])
+    watch.courier.guard(
+        watch.model_made, "DDP", "DistributedDataParallel", torch.device("meta"), []
+    )
 
     said = capsys.readouterr().err
     assert "off on rank 3, training goes on" in said

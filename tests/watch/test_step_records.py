@@ -169,8 +169,8 @@ def told_of(num_steps, every_s=10.0):
     store = SizedStore()
     courier = RecordSender(store, 1, 2, WatchSettings(every_s))
     over = [record(step) for step in range(num_steps)]
-    courier.open(lambda: over, "cpu", lambda step: HostClues(step, 5.0), on_fault=print)
-    courier.close("DDP", (), own_s=float)
+    courier.open(lambda: over, "cpu", lambda step: HostClues(step, 5.0))
+    courier.close("DDP", ())
     return list(RankMail(store).read(1)), store.sizes
 
 

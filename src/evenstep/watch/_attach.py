@@ -271,7 +271,7 @@ class Attachment:
         def make(model: Any, *args: Any, **kwargs: Any) -> None:
             before(model, *args, **kwargs)
             if not is_dynamo_compiling() and (watch := self.watch) is not None:
-                watch.guard(watch.model_made, kind, made, device_of(model), self._frames())
+                watch.courier.guard(watch.model_made, kind, made, device_of(model), self._frames())
 
         setattr(owner, name, make)
 
@@ -279,7 +279,7 @@ class Attachment:
         """Log when a loader is asked for a batch, and which one training reads at first."""
         batch = read(log, before, batches)
         if log.num_stepped < 2 and not log.evaluates and (watch := self.watch) is not None:
-            watch.guard(watch.loader_read, batches)
+            watch.courier.guard(watch.loader_read, batches)
         return batch
 
     def _watch_fsdp2(self, module: Any) -> None:
@@ -320,7 +320,7 @@ class Attachment:
             return None
         if (watch := self.watch) is None or (log := watch.log) is None:
             return None
-        return log if log.thread_id == get_ident() and not watch.captures() else None
+        return log if log.thread_id == get_ident() and not watch.courier.captures() else None
 
     def _store(self) -> Any:
         """Return the run's store, with a prefix of this group's own: a restart has another."""

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, thread_time
+from time import monotonic, perf_counter, thread_time
 from typing import Any, TextIO, final
 
 import numpy as np
@@ -301,7 +301,7 @@ class RecordSender:
     """Reports this rank's steps to rank 0; on rank 0, passes those of all ranks to the leader.
 
     It reports with each line, and at least every ten seconds: to wake up costs more than ten steps'
-    records do.
+    records do. A fault of the watch's own stops it with one line, and the training continues.
 
     Args:
         store: like a ``torch.distributed.Store``, with a prefix of this watch's own.
@@ -312,15 +312,22 @@ class RecordSender:
     Attributes:
         rank: likewise.
         every_s: seconds between two reports.
-        thread_s: CPU seconds of its thread, so far.
         leader: makes something of the reports; on rank 0.
+        is_on: whether it still watches.
+        captures: whether this thread captures a CUDA graph: a mark of then shows no time.
+        on_stop: called when it stops.
+        inline_s: seconds that watching took of the thread that trains, so far.
+        thread_s: CPU seconds of its own thread, so far.
     """
 
     def __init__(self, store: Any, rank: int, world_size: int, settings: WatchSettings) -> None:
         line_s = settings.every_s or _MOST_EVERY_S
         self.every_s = max(line_s / math.ceil(line_s / _MOST_EVERY_S), _LEAST_EVERY_S)
         self.rank = rank
-        self.thread_s = 0.0
+        self.is_on = True
+        self.captures: Callable[[], bool] = bool
+        self.on_stop: Callable[[], None] = lambda: None
+        self.inline_s = self.thread_s = 0.0
         self.leader: WatchLeader | None = None
         if not rank:
             self.leader = WatchLeader(world_size, settings, now=monotonic, notes=advice_notes)
@@ -344,8 +351,6 @@ class RecordSender:
         take_records: Callable[[], list[StepRecord]],
         device: str,
         look: Callable[[int], HostClues],
-        *,
-        on_fault: Callable[[BaseException], None],
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin to report.
@@ -354,29 +359,55 @@ class RecordSender:
             take_records: returns this rank's steps that are over, each once.
             device: of this rank, in words.
             look: returns what this process went through, by the step under way.
-            on_fault: called with what was raised in the thread.
             prepare: called first in the thread.
         """
         self._take_records, self._look = take_records, look
         self._host, self._device = socket.gethostname(), device
         self._thread = threading.Thread(
-            target=self._run, args=(prepare, on_fault), name="evenstep-watch", daemon=True
+            target=self._run, args=(prepare,), name="evenstep-watch", daemon=True
         )
         self._thread.start()
 
-    def stop(self) -> None:
-        """Report no more."""
-        self._over.set()
+    def guard(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call for the thread that trains, so that no fault reaches it."""
+        if self.is_on and not self.captures():
+            begin = perf_counter()
+            try:
+                call(*arguments)
+            except Exception as error:
+                self.switch_off(error)
+            self.inline_s += perf_counter() - begin
 
-    def close(self, kind: str, sites: Sequence[CallSite], *, own_s: Callable[[], float]) -> None:
-        """Send the last report, and on rank 0 say what was seen.
+    def switch_off(self, error: BaseException) -> None:
+        """Watch no more, say so in a line, and let the training continue."""
+        if self.is_on:
+            self.stop()
+            say_off(self.rank, error)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self.is_on:
+            self.is_on = False
+            self._over.set()
+            with suppress(Exception):
+                self.on_stop()
+
+    def close(self, kind: str, sites: Sequence[CallSite]) -> None:
+        """Send the last report, on rank 0 say what was seen, and stop.
 
         Args:
             kind: how gradients are exchanged.
             sites: where the script made its model and its loader.
-            own_s: seconds that watching took of this rank.
         """
-        self.stop()
+        if self.is_on:
+            try:
+                self._over.set()
+                self._end(kind, sites)
+            except Exception as error:
+                self.switch_off(error)
+            self.stop()
+
+    def _end(self, kind: str, sites: Sequence[CallSite]) -> None:
         if self._thread is not None:
             self._thread.join(2.0)
             if self._thread.is_alive():
@@ -390,9 +421,9 @@ class RecordSender:
         while not self.leader.is_complete and monotonic() < until:
             threading.Event().wait(0.01)
             self._listen()
-        self.leader.end(kind, sites, own_s=own_s())
+        self.leader.end(kind, sites, own_s=self.inline_s + self.thread_s)
 
-    def _run(self, prepare: Callable[[], None], on_fault: Callable[[BaseException], None]) -> None:
+    def _run(self, prepare: Callable[[], None]) -> None:
         """Report what is there, again and again; the thread's own life."""
         try:
             prepare()
@@ -404,7 +435,7 @@ class RecordSender:
                 self._report()
                 self.thread_s = thread_time()
         except Exception as error:
-            on_fault(error)
+            self.switch_off(error)
 
     def _report(self, *, is_last: bool = False) -> None:
         new = self._take_records()

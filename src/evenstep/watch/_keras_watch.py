@@ -330,29 +330,41 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         rule, remedy = "finite and at least 0", "0 writes no lines."
         check_range("KerasWatch(every_s=...)", every_s, rule, remedy)
         self._settings = WatchSettings(every_s, "" if run_dir is None else os.fspath(run_dir))
-        self._is_on = False
-        self._own_s = 0.0
         self._garbage = GarbageClock()
         self._rank: int | None = None
-        self._steps: KerasSteps | None = None
-        self._marks: KerasMarks | None = None
-        self._courier: RecordSender | None = None
+        self._parts: tuple[RecordSender, KerasSteps, KerasMarks] | None = None
 
     def set_model(self, model: Any) -> None:
         """Put the marks there before the step is traced: Keras calls it first."""
         self.on_train_end()  # of a ``fit`` that an error left
         super().set_model(model)
-        self._is_on = True
-        self._safely(self._prepare, model)
+        try:
+            self._prepare(model)
+        except Exception as error:
+            say_off(self._rank, error)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin to watch."""
-        self._safely(self._begin)
+        if self._parts is not None:
+            self._parts[0].guard(self._begin, *self._parts)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Say what was seen, and leave the model as it was."""
-        self._safely(self._say)
-        self._stop()
+        if self._parts is None:
+            return
+        (courier, _, marks), self._parts = self._parts, None
+        atexit.unregister(self.on_train_end)
+        # In a thread, since a chief that is gone never answers.
+        sites = (CallSite("model", "", 0, "keras"),)
+        end = threading.Thread(
+            target=courier.close, args=("Keras", sites), name="evenstep-watch-end", daemon=True
+        )
+        end.start()
+        end.join(_END_S)
+        courier.stop()
+        for name in _SAVING:
+            self.model.__dict__.pop(name, None)
+        marks.unweave()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Note that an evaluation begins."""
@@ -367,7 +379,6 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         workers = cluster_of(strategy)
         self._rank = workers.rank
         if workers.world_size == 1:
-            self._is_on = False
             print(ALONE, file=sys.stderr, flush=True)
             return
         if strategy.num_replicas_in_sync != workers.world_size:
@@ -380,41 +391,21 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
                 "a `Balancer` trains this model, and measures it itself: leave `KerasWatch` out, "
                 "and give the balancer `Runtime(run_dir=...)`"
             )
+        courier = RecordSender(ServiceStore(), workers.rank, workers.world_size, self._settings)
+        courier.on_stop = self._garbage.close
         self._garbage.open()
-        self._steps = KerasSteps(gc_s=lambda: self._garbage.total_s)
-        self._marks = KerasMarks(model, self._steps, self._safely)
-        self._marks.weave()
-        store = ServiceStore()
-        self._courier = RecordSender(store, workers.rank, workers.world_size, self._settings)
+        steps = KerasSteps(gc_s=lambda: self._garbage.total_s)
+        marks = KerasMarks(model, steps, courier.guard)
+        self._parts = courier, steps, marks
+        courier.guard(marks.weave)
 
-    def _begin(self) -> None:
-        courier, steps, marks = self._courier, self._steps, self._marks
-        assert courier is not None
-        assert steps is not None
-        assert marks is not None
+    def _begin(self, courier: RecordSender, steps: KerasSteps, marks: KerasMarks) -> None:
         marks.weave_call()
         for name in _SAVING:
             weave(self.model, name, self._saving)
         device = "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
-        courier.open(steps.take_records, device, HostReader().read, on_fault=self._switch_off)
+        courier.open(steps.take_records, device, HostReader().read)
         atexit.register(self.on_train_end)  # where an error leaves ``fit``
-
-    def _say(self) -> None:
-        """Send the last report; in a thread, since a chief that is gone never answers."""
-        courier = self._courier
-        if courier is None:
-            return
-
-        def close() -> None:
-            try:
-                sites = (CallSite("model", "", 0, "keras"),)
-                courier.close("Keras", sites, own_s=lambda: self._own_s + courier.thread_s)
-            except Exception as error:
-                self._switch_off(error)
-
-        thread = threading.Thread(target=close, name="evenstep-watch-end", daemon=True)
-        thread.start()
-        thread.join(_END_S)
 
     def _saving(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._enter(Phase.CHECKPOINT)
@@ -424,39 +415,11 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             self._leave()
 
     def _enter(self, phase: Phase) -> None:
-        if (steps := self._steps) is not None:
-            self._safely(steps.enter, phase)
+        if self._parts is not None:
+            courier, steps, _ = self._parts
+            courier.guard(steps.enter, phase)
 
     def _leave(self) -> None:
-        if (steps := self._steps) is not None:
-            self._safely(steps.leave)
-
-    def _safely(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Have a fault of the watch's own switch it off, whatever is under way."""
-        if self._is_on:
-            begin = perf_counter()
-            try:
-                call(*arguments)
-            except Exception as error:
-                self._switch_off(error)
-            self._own_s += perf_counter() - begin
-
-    def _switch_off(self, error: BaseException) -> None:
-        if self._is_on:
-            self._is_on = False
-            say_off(self._rank, error)
-            self._garbage.close()
-            if self._courier is not None:
-                self._courier.stop()
-
-    def _stop(self) -> None:
-        self._is_on = False
-        atexit.unregister(self.on_train_end)
-        self._garbage.close()
-        if self._courier is not None:
-            self._courier.stop()
-        if self._marks is not None:
-            for name in _SAVING:
-                self.model.__dict__.pop(name, None)
-            self._marks.unweave()
-        self._courier = self._marks = self._steps = None
+        if self._parts is not None:
+            courier, steps, _ = self._parts
+            courier.guard(steps.leave)

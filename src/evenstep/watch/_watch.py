@@ -7,7 +7,6 @@ import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from time import perf_counter
 from typing import Any, final
 
 import torch
@@ -15,7 +14,7 @@ import torch
 from .._host import GarbageClock, HostReader
 from .._private_torch import dataset_of, indices_of
 from .._torch_clock import CompileClock, alloc_retries, clock_of, describe_device
-from ._courier import RecordSender, say_off
+from ._courier import RecordSender
 from ._recorder import StepLog, StepRecorder
 from ._watched_run import CallSite, Frames, MadeLoader, site_of
 
@@ -30,18 +29,13 @@ class Watch:
 
     Attributes:
         courier: likewise.
-        is_on: whether it still watches.
-        captures: whether this thread captures a CUDA graph: a mark of then shows no time.
         log: of the thread that trains; None before its first model, and once it is off.
-        inline_s: seconds that it took of the thread that trains, so far.
     """
 
     def __init__(self, courier: RecordSender, *, loaders: Sequence[MadeLoader]) -> None:
-        self.is_on = True
-        self.captures: Callable[[], bool] = bool
         self.log: StepLog | None = None
-        self.inline_s = 0.0
         self.courier = courier
+        courier.on_stop = self._stop
         self._loaders = loaders
         self._kind = ""
         self._models: list[CallSite] = []
@@ -49,16 +43,6 @@ class Watch:
         self._read: list[Frames] = []  # of the loader that training reads, or of all it may be
         self._garbage = GarbageClock()
         self._compiling = CompileClock()
-
-    def guard(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call for the thread that trains: a fault of the watch's own switches it off, no more."""
-        if self.is_on and not self.captures():
-            begin = perf_counter()
-            try:
-                call(*arguments)
-            except Exception as error:
-                self.switch_off(error)
-            self.inline_s += perf_counter() - begin
 
     def model_made(self, kind: str, made: str, device: torch.device, frames: Frames) -> None:
         """Note that a model was wrapped, and begin to watch if it is the first."""
@@ -96,39 +80,20 @@ class Watch:
 
     def close(self) -> None:
         """Send the last, and on rank 0 say what was seen."""
-        if not self.is_on:
-            return
-        try:
-            loaders = dict.fromkeys(site_of("DataLoader", frames) for frames in self._read)
-            sites = (*self._models, *loaders)
-            self.courier.close(
-                self._kind, sites, own_s=lambda: self.inline_s + self.courier.thread_s
-            )
-            self._stop()
-        except Exception as error:
-            self.switch_off(error)
-
-    def switch_off(self, error: BaseException) -> None:
-        """Watch no more, say so in a line, and let the training continue."""
-        if not self.is_on:
-            return
-        self._stop()
-        say_off(self.courier.rank, error)
+        loaders = dict.fromkeys(site_of("DataLoader", frames) for frames in self._read)
+        self.courier.close(self._kind, (*self._models, *loaders))
 
     def forget(self) -> None:
         """Watch no more, as in a process that was forked from one that trains."""
-        self.is_on, self.log = False, None
+        self.courier.is_on, self.log = False, None
         self._garbage.close()
 
     def _stop(self) -> None:
-        self.is_on = False
         log, self.log = self.log, None
-        self.courier.stop()
-        with suppress(Exception):
-            self._garbage.close()
-            self._compiling.close()
-            if log is not None:
-                log.close()
+        self._garbage.close()
+        self._compiling.close()
+        if log is not None:
+            log.close()
 
     def _begin(self, device: torch.device) -> None:
         try:
@@ -138,13 +103,12 @@ class Watch:
         self._garbage.open()
         is_cuda = device.type == "cuda"
         if is_cuda:
-            self.captures = _captures
-        self.log = StepLog(clock, counted_s=self._counted_s, guard=self.guard)
+            self.courier.captures = _captures
+        self.log = StepLog(clock, counted_s=self._counted_s, guard=self.courier.guard)
         self.courier.open(
             StepRecorder(self.log).take_records,
             describe_device(device),
             HostReader(alloc_retries=partial(alloc_retries, device)).read,
-            on_fault=self.switch_off,
             prepare=ignore_captures if is_cuda else lambda: None,
         )
 
