@@ -168,8 +168,8 @@ def told_of(num_steps, every_s=10.0):
     """What rank 1 tells rank 0 of that many steps at its end, and the sizes of its keys."""
     store = SizedStore()
     courier = RecordSender(store, 1, 2, WatchSettings(every_s))
-    over = [record(step) for step in range(num_steps)]
-    courier.open(lambda: over, "cpu", lambda step: HostClues(step, 5.0))
+    courier.records.extend(record(step) for step in range(num_steps))
+    courier.open("cpu", lambda step: HostClues(step, 5.0))
     courier.close("DDP", ())
     return list(RankMail(store).read(1)), store.sizes
 

@@ -291,6 +291,7 @@ def _measured(sums: Sequence[StepRecord], wall_s: float | None) -> StepMeasured:
 
 
 _LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 10.0  # between two reports
+_MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
 _MOST_RECORDS = 64  # in one key, and a second; shorter steps are summed
 _BEHIND_S = 0.25  # rank 0 is behind the others, so that it has what they have just sent
 _LAST_S = 1.0  # for which rank 0 waits at its end for the others' last reports
@@ -313,6 +314,7 @@ class RecordSender:
         rank: likewise.
         every_s: seconds between two reports.
         leader: makes something of the reports; on rank 0.
+        records: of this rank's steps that are over; the oldest first.
         is_on: whether it still watches.
         captures: whether this thread captures a CUDA graph: a mark of then shows no time.
         on_stop: called when it stops.
@@ -333,7 +335,8 @@ class RecordSender:
             self.leader = WatchLeader(world_size, settings, now=monotonic, notes=advice_notes)
         self._mail, self._world_size = RankMail(store), world_size
         self._host = self._device = ""
-        self._take_records: Callable[[], list[StepRecord]] = list
+        self.records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
+        self._catch_up: Callable[[], None] = lambda: None
         self._look: Callable[[int], HostClues] | None = None
         self._step = 0  # the one under way, as far as is known
         self._left: list[StepRecord] = []  # short steps whose group is not complete
@@ -348,20 +351,21 @@ class RecordSender:
 
     def open(
         self,
-        take_records: Callable[[], list[StepRecord]],
         device: str,
         look: Callable[[int], HostClues],
+        *,
+        catch_up: Callable[[], None] = lambda: None,
         prepare: Callable[[], None] = lambda: None,
     ) -> None:
         """Begin to report.
 
         Args:
-            take_records: returns this rank's steps that are over, each once.
             device: of this rank, in words.
             look: returns what this process went through, by the step under way.
+            catch_up: called before each report: makes records of steps that are over.
             prepare: called first in the thread.
         """
-        self._take_records, self._look = take_records, look
+        self._catch_up, self._look = catch_up, look
         self._host, self._device = socket.gethostname(), device
         self._thread = threading.Thread(
             target=self._run, args=(prepare,), name="evenstep-watch", daemon=True
@@ -438,7 +442,8 @@ class RecordSender:
             self.switch_off(error)
 
     def _report(self, *, is_last: bool = False) -> None:
-        new = self._take_records()
+        self._catch_up()
+        new = [self.records.popleft() for _ in range(len(self.records))]
         while len(new) > _MOST_RECORDS * self.every_s * self._group_size:
             self._group_size *= 2
         done, self._left = grouped([*self._left, *new], self._group_size)

@@ -11,7 +11,6 @@ import base64
 import os
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -32,8 +31,6 @@ from ._start_watch import ALONE, WatchSettings
 from ._step_records import StepRecord
 from ._watched_run import CallSite
 
-_MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
-
 
 @final
 class KerasSteps:
@@ -45,6 +42,7 @@ class KerasSteps:
     and the sums of metrics, counts as reduction: how long it takes by itself is not known.
 
     Args:
+        record: takes a step that is over.
         gc_s: seconds of garbage collection so far.
         now: a monotonic clock in seconds.
 
@@ -54,10 +52,14 @@ class KerasSteps:
     """
 
     def __init__(
-        self, *, gc_s: Callable[[], float], now: Callable[[], float] = perf_counter
+        self,
+        record: Callable[[StepRecord], None],
+        *,
+        gc_s: Callable[[], float],
+        now: Callable[[], float] = perf_counter,
     ) -> None:
         self.step = 0
-        self._records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
+        self._record = record
         self.compile_s = 0.0
         self._gc_s, self._now = gc_s, now
         self._gc_before, self._compile_before = gc_s(), 0.0
@@ -65,13 +67,6 @@ class KerasSteps:
         self._is_inside = False  # of a call of ``train_function``
         self._num_samples = self._size = 0
         self._blocks: list[Phase] = []  # that are open, such as an evaluation
-
-    def take_records(self) -> list[StepRecord]:
-        """Return the steps that are over, and were not returned before."""
-        taken = []
-        while self._records:
-            taken.append(self._records.popleft())
-        return taken
 
     def begin(self) -> None:
         """End the step before, if any, and begin one: its batch is about to be fetched."""
@@ -149,7 +144,7 @@ class KerasSteps:
         self._gc_before, self._compile_before = gc_s, self.compile_s
         spent_us = time_by_phase(lasted_s, phases)
         if Phase.REDUCTION in phases:
-            self._records.append(StepRecord(self.step, 1, spent_us, clues, self._num_samples))
+            self._record(StepRecord(self.step, 1, spent_us, clues, self._num_samples))
             self.step += 1
 
 
@@ -394,7 +389,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         courier = RecordSender(ServiceStore(), workers.rank, workers.world_size, self._settings)
         courier.on_stop = self._garbage.close
         self._garbage.open()
-        steps = KerasSteps(gc_s=lambda: self._garbage.total_s)
+        steps = KerasSteps(courier.records.append, gc_s=lambda: self._garbage.total_s)
         marks = KerasMarks(model, steps, courier.guard)
         self._parts = courier, steps, marks
         courier.guard(marks.weave)
@@ -404,7 +399,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         for name in _SAVING:
             weave(self.model, name, self._saving)
         device = "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
-        courier.open(steps.take_records, device, HostReader().read)
+        courier.open(device, HostReader().read)
         atexit.register(self.on_train_end)  # where an error leaves ``fit``
 
     def _saving(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

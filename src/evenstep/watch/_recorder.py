@@ -192,7 +192,6 @@ def _model_in(module: nn.Module) -> nn.Module:
     return original
 
 
-_MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
 _MOST_MARKS = 10_000  # of a step: one that has more is left out, as it may never end
 _MANY = 64  # backwards without a step of any optimizer, or on one batch: then each may end a step
 _FEW = 8  # backwards on one batch, until a hand-out has ended a step
@@ -216,18 +215,19 @@ class StepRecorder:
 
     Args:
         log: of the thread that trains.
+        record: takes a step that is over.
 
     Attributes:
         step: the one under way, from 0, as far as the log was gone through.
     """
 
-    def __init__(self, log: StepLog) -> None:
+    def __init__(self, log: StepLog, record: Callable[[StepRecord], None]) -> None:
         self.step = 0
         self._noted = log.noted
         log.make_room = self.catch_up
         self._timeline = Timeline(log.clock)
         self._lock = threading.Lock()
-        self._records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
+        self._record = record
         self._counted_s = (0.0, 0.0)  # of garbage and compiling, when the step began
         self._clues: dict[int, tuple[StepClues, int]] = {}  # by step, until its times are known
         self._size = self._num_samples = 0
@@ -237,14 +237,6 @@ class StepRecorder:
         self._fed_until = 0  # how many backwards; before, no forward ends a step
         self._sees_optimizer = False
         self._had_backward = self._is_due = False  # whether the next hand-out begins a step
-
-    def take_records(self) -> list[StepRecord]:
-        """Return the steps that are over, and were not returned before."""
-        self.catch_up()
-        taken = []
-        while self._records:
-            taken.append(self._records.popleft())
-        return taken
 
     def catch_up(self) -> None:
         """Go through what was noted since the last call, on whatever thread."""
@@ -353,4 +345,4 @@ class StepRecorder:
         for step, spent_us in self._timeline.take():
             while (known := next(iter(self._clues))) < step:  # one whose clock went back
                 del self._clues[known]
-            self._records.append(StepRecord(step, 1, spent_us, *self._clues.pop(step)))
+            self._record(StepRecord(step, 1, spent_us, *self._clues.pop(step)))

@@ -106,9 +106,9 @@ class Watch:
             self.courier.captures = _captures
         self.log = StepLog(clock, counted_s=self._counted_s, guard=self.courier.guard)
         self.courier.open(
-            StepRecorder(self.log).take_records,
             describe_device(device),
             HostReader(alloc_retries=partial(alloc_retries, device)).read,
+            catch_up=StepRecorder(self.log, self.courier.records.append).catch_up,
             prepare=ignore_captures if is_cuda else lambda: None,
         )
 
