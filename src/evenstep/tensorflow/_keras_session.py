@@ -19,7 +19,7 @@ from .._planner import Learnt, Plan, Planner
 from .._run._machine_reader import machine_reader_of
 from .._run._run_record import RunRecord, RunSettings, lead
 from .._run._runtime import AbstractRuntime, open_channel
-from ..exceptions import invalid
+from .._valid import check_fields
 from ._source import Row, check_same_samples
 from ._strategy_workers import TENSORFLOW, ServiceRanks, StrategyWorkers, lost_behind
 from ._training_steps import TrainingSteps
@@ -57,13 +57,8 @@ class Runtime(AbstractRuntime):
 
     def __post_init__(self) -> None:
         self.check_watch()
-        if not self.meeting_s > 0:
-            raise invalid(
-                "Runtime(meeting_s=...)",
-                "be positive",
-                self.meeting_s,
-                "Give as long as the slowest worker takes to its first step.",
-            )
+        remedy = "Give as long as the slowest worker takes to its first step."
+        check_fields(self, meeting_s=("positive", remedy))
 
 
 _VERDICT_S = 2.0

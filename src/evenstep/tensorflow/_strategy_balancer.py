@@ -18,6 +18,7 @@ from .._planner import Bounds
 from .._run._estimates import Estimates
 from .._run._run_record import RunSettings
 from .._run._runtime import checked_policy, checked_reduction
+from .._valid import check_range
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._dataset import Batches, Kept, StateInCheckpoint, distributed
@@ -27,7 +28,6 @@ from ._keras_checks import (
     check_model,
     check_optimizer,
     checked_bounds,
-    checked_size,
 )
 from ._keras_session import KerasSession, Runtime, Start
 from ._source import source_of
@@ -84,7 +84,13 @@ class Balancer:
     ) -> None:
         self._workers = workers_of(strategy)
         self._strategy = strategy
-        self._global_batch_size = checked_size(global_batch_size, self._workers.world_size)
+        remedy = (
+            "Give the samples of a step over all workers, one sample for each worker at least; a "
+            "policy goes by its name, `Balancer(policy=...)`."
+        )
+        rule = f"an integer of at least {self._workers.world_size}"
+        check_range("Balancer(global_batch_size=...)", global_batch_size, rule, remedy)
+        self._global_batch_size = global_batch_size
         self._policy = checked_policy(policy)
         self._bounds = checked_bounds(bounds)
         self._batches: Batches | None = None
