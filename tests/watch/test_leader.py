@@ -14,6 +14,7 @@ from evenstep._report import read_figures
 from evenstep._telemetry import read_events
 from evenstep._top import LiveRun
 from evenstep.advice import read_run
+from evenstep.watch import _courier
 from evenstep.watch._courier import RecordSender, WatchLeader
 from evenstep.watch._start_watch import WatchSettings
 from evenstep.watch._step_records import RankReport, StepRecord
@@ -36,14 +37,8 @@ class Run:
     """Two ranks, of which the second computes three times as long."""
 
     def __init__(self, settings):
-        self.now_s, self.stream, self.seen = 0.0, io.StringIO(), []
-        self.leader = WatchLeader(
-            2, settings, now=lambda: self.now_s, stream=self.stream, notes=self.notes
-        )
-
-    def notes(self, *seen):
-        self.seen.append(seen)
-        return ["change this line"]
+        self.now_s, self.stream = 0.0, io.StringIO()
+        self.leader = WatchLeader(2, settings, now=lambda: self.now_s, stream=self.stream)
 
     def tell(self, steps, *, is_last=False, times=((50_000, 100_000), (150_000, 0))):
         for rank, (compute_us, waited_us) in enumerate(times):
@@ -51,6 +46,15 @@ class Run:
             host = ("ann", "bob")[rank]
             self.leader.take(rank, RankReport(told, None, host, "cpu", is_last))
         self.leader.work()
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch):
+    """What advice was given on."""
+    found = []
+    notes = lambda *given: found.append(given) or ["change this line"]  # noqa: E731
+    monkeypatch.setattr(_courier, "advice_notes", notes)
+    return found
 
 
 @pytest.fixture
@@ -133,7 +137,7 @@ def test_a_restart_begins_a_summary_of_its_own(tmp_path):
     assert "for rank 1 (bob)" in (tmp_path / "summary.txt").read_text("utf-8")
 
 
-def test_the_end_says_all_and_hands_over_what_was_seen(run):
+def test_the_end_says_all_and_hands_over_what_was_seen(run, seen):
     """The summary has the notes, and these are made of the steps of all ranks."""
     site = CallSite("DataLoader", "train.py", 3, "")
     run.tell(range(80), is_last=True)
@@ -146,7 +150,7 @@ def test_the_end_says_all_and_hands_over_what_was_seen(run):
         "evenstep watch: change this line",
         "evenstep watch: watching took 0.01 % of rank 0's time",
     ]
-    ((kind, sites, rows),) = run.seen
+    ((kind, sites, rows),) = seen
     assert (kind, sites) == ("DDP", [site])
     assert list(rows) == [
         (record(step, 50_000, 100_000), record(step, 150_000, 0)) for step in range(80)
@@ -182,20 +186,15 @@ def test_steps_that_come_together_from_some_time_on_stay_known():
     assert first == "evenstep watch: no two steps of all ranks are known yet."
 
 
-def test_a_fault_in_what_is_advised_leaves_the_summary(run):
+def test_a_fault_in_what_is_advised_leaves_the_summary(run, monkeypatch):
     """It is told in its place."""
-    run.leader = WatchLeader(2, WatchSettings(), now=lambda: 0.0, stream=run.stream, notes=fails)
+    monkeypatch.setattr(_courier, "advice_notes", lambda *given: 1 / 0)
     run.tell(range(80))
     run.leader.end("DDP", [], own_s=0.0)
 
     lines = run.stream.getvalue().splitlines()
     assert "because of compute." in lines[0]
     assert "evenstep watch: no advice (ZeroDivisionError: division by zero)" in lines
-
-
-def fails(*seen):
-    """Advice that goes wrong."""
-    return 1 / 0
 
 
 def test_events_are_those_of_a_run(run, tmp_path):

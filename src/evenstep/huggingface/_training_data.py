@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -35,33 +35,33 @@ def per_rank(size: int, world_size: int) -> int:
     return -(-size // world_size)
 
 
+@dataclass(frozen=True, eq=False)
 class FirstOf:
     """The first indices of a sampler, or of the batches that it makes, in their order.
 
-    Args:
-        sampler: of indices, or of batches of them.
+    Attributes:
+        whole: a sampler of indices, or of batches of them.
         num_samples: how many indices there are.
         makes_batches: whether it is one of batches.
     """
 
-    def __init__(self, sampler: Any, num_samples: int, *, makes_batches: bool = False) -> None:
-        self._sampler = sampler
-        self._num_samples = num_samples
-        self._makes_batches = makes_batches
+    whole: Any
+    num_samples: int
+    makes_batches: bool = False
 
     def __getattr__(self, name: str) -> Any:
         """Return what the sampler has under ``name``: its generator, its ``set_epoch``."""
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._sampler, name)
+        return getattr(self.whole, name)
 
     def __len__(self) -> int:
         """Return how many indices there are."""
-        return self._num_samples
+        return self.num_samples
 
     def __iter__(self) -> Iterator[Any]:
-        indices = chain.from_iterable(self._sampler) if self._makes_batches else self._sampler
-        return islice(indices, self._num_samples)
+        indices = chain.from_iterable(self.whole) if self.makes_batches else self.whole
+        return islice(indices, self.num_samples)
 
 
 def whole_order(batches: Any) -> FirstOf:

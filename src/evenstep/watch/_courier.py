@@ -96,8 +96,6 @@ _MOST_ROWS = 4096
 _TOO_FEW = "evenstep watch: too few steps were seen. An optimizer's `step()` ends one.\n"
 _NO_MODEL = "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
 
-Notes = Callable[[str, Sequence[CallSite], Sequence[Row]], Sequence[str]]
-
 
 @final
 class WatchLeader:
@@ -108,7 +106,6 @@ class WatchLeader:
         settings: of the watch.
         now: a monotonic clock in seconds.
         stream: where lines go.
-        notes: returns what more is said at the end, as ``advice_notes`` does.
     """
 
     def __init__(
@@ -116,12 +113,11 @@ class WatchLeader:
         world_size: int,
         settings: WatchSettings,
         *,
-        now: Callable[[], float],
+        now: Callable[[], float] = monotonic,
         stream: TextIO = sys.stderr,
-        notes: Notes = lambda *seen: (),
     ) -> None:
         self._world_size, self._settings = world_size, settings
-        self._now, self._stream, self._notes = now, stream, notes
+        self._now, self._stream = now, stream
         self._merger = RankMerger(world_size)
         self._diagnoser = Diagnoser(world_size)
         self._hosts, self._devices = [""] * world_size, [""] * world_size
@@ -215,7 +211,7 @@ class WatchLeader:
     def _advice(self, kind: str, sites: Sequence[CallSite]) -> Sequence[str]:
         """Return what more is said; the summary is there without it too."""
         try:
-            return self._notes(kind, sites, self._rows)
+            return advice_notes(kind, sites, self._rows)
         except Exception as error:
             return (f"no advice ({type(error).__name__}: {error})",)
 
@@ -330,9 +326,7 @@ class RecordSender:
         self.captures: Callable[[], bool] = bool
         self.on_stop: Callable[[], None] = lambda: None
         self.inline_s = self.thread_s = 0.0
-        self.leader: WatchLeader | None = None
-        if not rank:
-            self.leader = WatchLeader(world_size, settings, now=monotonic, notes=advice_notes)
+        self.leader = None if rank else WatchLeader(world_size, settings)
         self._mail, self._world_size = RankMail(store), world_size
         self._host = self._device = ""
         self.records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)

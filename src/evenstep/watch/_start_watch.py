@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -63,9 +63,9 @@ def run(command: Sequence[str], *, every_s: float, run_dir: str) -> int:
     Raises:
         ValueError: there is no such command, or ``every_s`` is no time.
     """
-    _check_every(every_s)
+    settings = _settings(every_s, run_dir)
     with TemporaryDirectory(prefix="evenstep-watch-") as folder:
-        settings = WatchSettings(every_s, _absolute(run_dir), folder)
+        settings = replace(settings, launcher_dir=folder)
         child = _started(command, environment(settings, os.environ))
         names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
         numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
@@ -89,8 +89,7 @@ def become(script: Sequence[str], *, every_s: float, run_dir: str) -> NoReturn:
     Raises:
         ValueError: ``every_s`` is no time.
     """
-    _check_every(every_s)
-    settings = WatchSettings(every_s, _absolute(run_dir))
+    settings = _settings(every_s, run_dir)
     found = environment(settings, os.environ) | {PROCESS: str(os.getpid())}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -132,9 +131,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
         parser.error(str(error))
 
 
-def _check_every(every_s: float) -> None:
+def _settings(every_s: float, run_dir: str) -> WatchSettings:
     remedy = "10 is a good pace, 0 writes no lines."
     check_range("evenstep watch --every", every_s, "finite and at least 0", remedy)
+    return WatchSettings(every_s, str(Path(run_dir).absolute()) if run_dir else "")
 
 
 def _started(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -144,10 +144,6 @@ def _started(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen
         got = f"{command[0]} ({error.strerror or error})"
         remedy = "Name what starts the script too, as in `-- torchrun train.py`."
         raise invalid("evenstep watch COMMAND", "be one that can run", got, remedy) from error
-
-
-def _absolute(folder: str) -> str:
-    return str(Path(folder).absolute()) if folder else ""
 
 
 def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
