@@ -78,12 +78,12 @@ def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, .
         models_at: the lines where its models are made.
         loaders_at: likewise of loaders that train, or may.
     """
-    num_models = len(models_at)
-    names = [f"model_{number}" for number in range(1, num_models + 1)]
-    parts = ", ".join([*(names if num_models > 1 else ["model"]), "loader"])
-    models = "the model" if num_models == 1 else "all models that train"
+    names, models, at_once = ["model"], "the model", ""
+    if len(models_at) > 1:
+        names = [f"model_{number}" for number in range(1, len(models_at) + 1)]
+        models, at_once = "all models that train", ", all in one call"
+    parts = ", ".join([*names, "loader"])
     loader = "the loader" if len(loaders_at) == 1 else "the loader that trains"
-    at_once = ", all in one call" if num_models > 1 else ""
     several = (
         "if a step reads several of these loaders, make one data set of them first: "
         "docs/data.md#several-loaders"

@@ -331,11 +331,8 @@ class StepRecorder:
         return True
 
     def _end_step(self, mark: Any, counted_s: tuple[float, float]) -> None:
-        gc_s, compile_s = self._counted_s
-        gc_us, compile_us = (
-            round((counted_s[0] - gc_s) * 1e6),
-            round((counted_s[1] - compile_s) * 1e6),
-        )
+        both = zip(self._counted_s, counted_s, strict=True)
+        gc_us, compile_us = [round((now_s - before_s) * 1e6) for before_s, now_s in both]
         self._clues[self.step] = StepClues(gc_us, compile_us, self._size), self._num_samples
         self._counted_s = counted_s
         self._size = self._num_samples = 0

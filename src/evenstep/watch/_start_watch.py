@@ -157,15 +157,10 @@ def _hears_terminal() -> bool:
     if not hasattr(os, "tcgetpgrp"):
         return sys.stdin is not None and sys.stdin.isatty()
     try:
-        terminal = os.open("/dev/tty", os.O_RDONLY)
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
 
 
 def _say_the_rest(folder: Path, *, ended_well: bool) -> None:
