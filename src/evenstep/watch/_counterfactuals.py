@@ -296,7 +296,6 @@ class Counterfactuals:
     """What a step would take otherwise, all with the same global batch.
 
     Attributes:
-        step_s: mean seconds of a step as it was.
         by_speed: each rank gets samples by its speed: ``Balancer()``.
         by_length: each rank gets as much to compute, whatever its speed.
         by_both: by speed and by length: ``Balancer(cost=...)``.
@@ -304,7 +303,6 @@ class Counterfactuals:
         without_slowest: the others share its samples equally.
     """
 
-    step_s: float
     by_speed: SpeedUp
     by_length: SpeedUp
     by_both: SpeedUp
@@ -361,7 +359,6 @@ def foresee(seen: WatchedSteps) -> Counterfactuals:
         by_length = _speed_up(seen, _by_length, lines)
         by_both = _speed_up(seen, WorkLines.levelled, lines, worst)
     return Counterfactuals(
-        step_s=float(seen.wall_s.mean()),
         by_speed=by_speed,
         by_length=by_length,
         by_both=by_both,
@@ -448,6 +445,5 @@ def _nothing(seen: WatchedSteps) -> Counterfactuals:
         f"{LEAST_STEPS + _WARM_UP}"
     )
     unknown = SpeedUp(None, None, "there is one rank" if seen.world_size < 2 else why)
-    step_s = float(seen.wall_s.mean()) if seen.num_steps else 0.0
     slowest = int(np.argmax(seen.compute_s.mean(axis=0))) if seen.num_steps else 0
-    return Counterfactuals(step_s, unknown, unknown, unknown, slowest, unknown)
+    return Counterfactuals(unknown, unknown, unknown, slowest, unknown)
