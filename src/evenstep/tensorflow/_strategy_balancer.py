@@ -95,14 +95,13 @@ class Balancer:
         self._bounds = checked_bounds(bounds)
         self._batches: Batches | None = None
         self._dataset: Any = None
-        self._woven: list[Any] = []
+        self._models: list[Any] = []
+        self._optimizers: list[Any] = []
         self._kept = Kept()
         self._steps = TrainingSteps(
             self._workers.world_size,
             checked_reduction(loss_reduction),
-            num_optimizers=lambda: sum(
-                isinstance(part, keras.optimizers.Optimizer) for part in self._woven
-            ),
+            num_optimizers=lambda: len(self._optimizers),
         )
         self._session = KerasSession(self._workers, self._steps, runtime, self._start)
         self._made_of: list[Any] = []  # the training data, where it is arrays that `fit` was given
@@ -124,11 +123,9 @@ class Balancer:
         self._session.check_open()
         check_model(model, self._strategy)
         for optimizer in optimizers:
-            check_optimizer(optimizer)
+            self._weave_optimizer(optimizer)
         if self._workers.world_size > 1:
             self._weave(model)
-            for optimizer in optimizers:
-                self._weave_optimizer(optimizer)
         weave(model, "fit", partial(self._fit, model))
         weave(model, "evaluate", self._evaluate)
         return (model, *optimizers) if optimizers else model
@@ -310,31 +307,26 @@ class Balancer:
         return evaluate(*args, **kwargs)
 
     def _weave(self, model: Any) -> None:
-        if self._is_woven(model):
+        if any(model is known for known in self._models):
             raise invalid(
                 "Balancer.prepare(model)",
                 "be given each model once",
                 repr(model.name),
                 "Its forwards would be weighted twice.",
             )
-        self._woven.append(model)
+        self._models.append(model)
         weave_into_model(model, self._steps)
-        FitByWorkers(model, self._strategy, self._session, self._weave_found).install()
+        FitByWorkers(model, self._strategy, self._session, self._weave_optimizer).install()
 
-    def _weave_found(self, optimizer: Any) -> bool:
-        """Make an optimizer known; return whether it was not yet."""
-        if self._is_woven(optimizer):
+    def _weave_optimizer(self, optimizer: Any) -> bool:
+        """Make an optimizer known, if it can be balanced; return whether it was not yet."""
+        if any(optimizer is known for known in self._optimizers):
             return False
         check_optimizer(optimizer)
-        self._weave_optimizer(optimizer)
+        self._optimizers.append(optimizer)
+        if self._workers.world_size > 1:
+            weave_into_optimizer(optimizer, self._session.gradients_done)
         return True
-
-    def _weave_optimizer(self, optimizer: Any) -> None:
-        self._woven.append(optimizer)
-        weave_into_optimizer(optimizer, self._session.gradients_done)
-
-    def _is_woven(self, part: Any) -> bool:
-        return any(part is woven for woven in self._woven)
 
     def _start(self) -> Start:
         batches, kept = self._batches, self._kept
