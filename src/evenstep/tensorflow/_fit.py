@@ -293,10 +293,7 @@ class FitByWorkers:
             for name, value in (logs.items() if isinstance(logs, dict) else ())
             if tf.is_tensor(value) and not value.shape.rank and not self._is_kept(name, results)
         ]
-        weighted = []
-        for name in loose:
-            value, count = self._of_batch(logs[name])
-            weighted.append(_product(value, count))
+        weighted = [_product(*self._of_batch(logs[name])) for name in loose]
         parts = [_part(variable, replica, self._world_size) for variable in kept]
         one = tf.cast(self._own, keras.backend.floatx())
         summed = _sum_of_all([*parts, *weighted, one])

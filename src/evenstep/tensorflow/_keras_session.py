@@ -21,7 +21,7 @@ from .._run._run_record import RunRecord, RunSettings, lead
 from .._run._runtime import AbstractRuntime, open_channel
 from .._valid import check_fields
 from ._source import Row, check_same_samples
-from ._strategy_workers import TENSORFLOW, ServiceRanks, StrategyWorkers, lost_behind
+from ._strategy_workers import GONE, TENSORFLOW, ServiceRanks, StrategyWorkers, lost_behind
 from ._training_steps import TrainingSteps
 
 
@@ -63,15 +63,6 @@ class Runtime(AbstractRuntime):
 
 _VERDICT_S = 2.0
 _REMEDY = "Run the same script everywhere, and load the same state on every worker."
-_OF_COLLECTIVES = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
-    tf.errors.UnavailableError,
-)
-
-
 Start = tuple[RunSettings, int, dict[str, str]]
 """What a run is opened with, the number of its first step, and what all workers have alike."""
 
@@ -181,7 +172,7 @@ class KerasSession:
         if self._failure is not None and type(self._failure).__name__ in str(error):
             return self._failure
         exchange = self._exchange
-        if not isinstance(error, _OF_COLLECTIVES):
+        if not isinstance(error, (*GONE, tf.errors.DeadlineExceededError)):
             return None
         if exchange is None:
             return lost_behind(error, self._workers)

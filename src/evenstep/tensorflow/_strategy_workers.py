@@ -152,13 +152,13 @@ TENSORFLOW = Framework(
 
 _LOOK_S = 1.0
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
-_OF_SERVICE = (
+GONE = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
-    tf.errors.FailedPreconditionError,
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
+"""What a collective, or the service, raises where a worker is gone."""
 
 
 def next_prefix(service: Any) -> str:
@@ -288,7 +288,7 @@ class ServiceRanks:
             answer, error = answers.get(timeout=self._limit_s)
         except queue.Empty:
             raise _lost(self._workers, 0) from None
-        if isinstance(error, _OF_SERVICE):
+        if isinstance(error, (*GONE, tf.errors.FailedPreconditionError)):
             raise (lost_behind(error, self._workers) or error) from error
         if error is not None:
             raise error
