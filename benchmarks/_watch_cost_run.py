@@ -84,7 +84,7 @@ def train(num_steps: int, step_s: float, own_s: Callable[[], Own]) -> tuple[Cpu,
 
 def own_seconds(watch: Watch | None) -> Own:
     """Return what a watch has taken so far, by its own account."""
-    return Own(0.0, 0.0) if watch is None else Own(watch.inline_s, watch.thread_s)
+    return Own(0.0, 0.0) if watch is None else Own(watch.courier.inline_s, watch.courier.thread_s)
 
 
 def watched(attachment: Attachment, num_steps: int, step_s: float) -> tuple[Cpu, Own, Watch]:
@@ -101,7 +101,7 @@ def main(num_rounds: int, num_steps: int, num_long: int, step_s: float, launcher
     """Print what was measured, as JSON, from each rank in one line."""
     dist.init_process_group("gloo")
     attachment = Attachment(
-        json.dumps({"every_s": 10.0, "launcher_dir": launcher_dir}), when_loaded, []
+        json.dumps({"every_s": 10.0, "launcher_dir": launcher_dir}), when_loaded, [], list
     )
     found: dict[str, list[float]] = {
         kind: [] for kind in ("inline", "inline_long", "thread", "bytes")
@@ -125,7 +125,7 @@ def main(num_rounds: int, num_steps: int, num_long: int, step_s: float, launcher
             _, own_s, watch = watched(attachment, num_long, step_s)
             found["inline_long"].append(own_s.inline_s)
             found["thread"].append(own_s.thread_s)
-            found["bytes"].append(watch.num_bytes / (num_long + NUM_WARM_UP))
+            found["bytes"].append(watch.courier.num_bytes / (num_long + NUM_WARM_UP))
             dist.barrier()
     os.write(1, (json.dumps({"rank": dist.get_rank(), **found}) + "\n").encode())
     dist.destroy_process_group()

@@ -69,13 +69,14 @@ def measured(cell: Cell, num_steps: int, num_rounds: int) -> Row:
     runs = [[one[at] for one in ranks] for at in range(len(methods) * num_rounds)]
     of = {method: runs[at :: len(methods)] for at, method in enumerate(methods)}
     told = [foreseen(plain) for plain in of["plain"]]
-    plain_s = sum(one.step_s for one in told)
+    steps_s = [step_s(plain) for plain in of["plain"]]
+    plain_s = sum(steps_s)
     figures, errors = {"plain_s": plain_s / num_rounds}, []
     for method in methods[1:]:
         gains = [one.by_speed if method == "by speed" else one.by_both for one in told]
         took_s = sum(step_s(run) for run in of[method])
         predicted_s = sum(
-            one.step_s / (gain.factor or 1) for one, gain in zip(told, gains, strict=True)
+            as_it_is_s / (gain.factor or 1) for as_it_is_s, gain in zip(steps_s, gains, strict=True)
         )
         errors.append(predicted_s / took_s - 1)
         name = method.replace(" ", "_")

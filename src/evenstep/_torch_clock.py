@@ -324,6 +324,13 @@ class CompileClock:
             self._begun_s = None
 
 
+def describe_device(device: torch.device) -> str:
+    """Return the device with its model's name, where it has one."""
+    if device.type == "cuda":
+        return f"{device} {torch.cuda.get_device_name(device)}"
+    return str(device)
+
+
 def alloc_retries(device: torch.device) -> int:
     """Return how often the device's allocator gave back memory to find some; 0 on a CPU."""
     if device.type != "cuda":

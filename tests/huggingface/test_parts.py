@@ -78,7 +78,7 @@ def test_a_piece_of_a_packed_row_is_what_the_collator_makes_of_its_samples(first
     packed = pieces_of(packing()(samples), 5)
     made, expected = packed.cut(first, end), packing()(samples[first:end])
 
-    assert (packed.num, packed.num_samples) == (5, 5)
+    assert (packed.num, packed.are_samples) == (5, True)
     for name in ("input_ids", "labels", "position_ids", "seq_idx", "cu_seq_lens_q"):
         assert torch.equal(made[name], expected[name])
     assert made["max_length_q"] >= expected["max_length_q"]
@@ -86,7 +86,7 @@ def test_a_piece_of_a_packed_row_is_what_the_collator_makes_of_its_samples(first
 
 def test_a_sample_may_have_several_sequences():
     """As TRL packs a data set: they are no samples. A single one cannot be cut."""
-    assert pieces_of(packing()(rows(5)), 2).num_samples is None
+    assert not pieces_of(packing()(rows(5)), 2).are_samples
     assert pieces_of(packing()(rows(1)), 1) is None
 
 

@@ -13,6 +13,7 @@ import tensorflow as tf
 from evenstep._planner import Job, Plan, Planner
 from evenstep.exceptions import WorkerLostError
 from evenstep.policies import Fixed
+from evenstep.tensorflow import Runtime
 from evenstep.tensorflow._keras_session import KerasSession
 from evenstep.tensorflow._source import Tally, check_same_samples
 from evenstep.tensorflow._strategy_workers import TENSORFLOW, StrategyWorkers
@@ -321,7 +322,7 @@ def both_train(steps):
 
 
 def session_of(workers):
-    return KerasSession(workers, TrainingSteps(2, "mean"), lambda: None)
+    return KerasSession(workers, TrainingSteps(2, "mean"), Runtime(), lambda: None)
 
 
 def test_both_workers_get_the_plan_of_a_step_once_both_have_reported(pair):

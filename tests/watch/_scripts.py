@@ -2,8 +2,17 @@
 
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 FOLDER = Path(__file__).parent / "scripts"
+
+
+def read(notes):
+    """What lines say to do, the diff and the line that it is in."""
+    changes = [note for note in notes if "`git apply`" in note]
+    where, _, diff = "".join(changes).partition(":\n")
+    to_do = tuple(note for note in notes if note not in changes)
+    return SimpleNamespace(to_do=to_do, where=where, diff=diff)
 
 
 @dataclass(frozen=True)

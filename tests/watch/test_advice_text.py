@@ -1,13 +1,17 @@
 """What a watch says at its end: speed-ups, what to do, and when to do nothing."""
 
+from dataclasses import replace
+from pathlib import Path
+
 import numpy as np
 import pytest
 
-from evenstep._diagnosis import Phase
-from evenstep.watch._advice_text import advice_on
-from evenstep.watch._watched_run import CallSite, WatchedRun
+from evenstep._diagnosis import Phase, StepClues
+from evenstep.watch._advice_text import advice_notes
+from evenstep.watch._step_records import StepRecord
+from evenstep.watch._watched_run import CallSite
 
-from ._scripts import BY_NAME, NANOGPT
+from ._scripts import BY_NAME, NANOGPT, read
 
 NUM_STEPS = 60
 SCRIPT = BY_NAME["mnist"]
@@ -23,14 +27,15 @@ def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=
     spent[..., Phase.REDUCTION] = times_us.max(axis=1, keepdims=True) - times_us + 1000
     spent[..., Phase.REST] = 1000 * rest_ms
     spent[..., Phase.MEETING] = 1000 * meeting_ms
-    return WatchedRun(
-        kind=kind,
-        sites=tuple(sites),
-        num_steps=np.ones(num_steps, np.int64),
-        spent_us=spent,
-        num_samples=np.full(times_us.shape, 16),
-        size=np.broadcast_to(size, times_us.shape),
-    )
+    sizes = np.broadcast_to(size, times_us.shape)
+    rows = [
+        tuple(
+            StepRecord(step, 1, tuple(spent[step, rank]), StepClues(size=sizes[step, rank]), 16)
+            for rank in range(times_us.shape[1])
+        )
+        for step in range(num_steps)
+    ]
+    return kind, sites, rows
 
 
 def site(made, line, file="/home/me/train.py", library=""):
@@ -44,12 +49,28 @@ OWN = (
 )
 
 
-def advice(watched, source=SCRIPT.text):
-    """What is said of it."""
-    return advice_on(watched, folder="/home/me", source_of=lambda file: source)
+@pytest.fixture
+def advice(tmp_path, monkeypatch):
+    """What is said of a run, whose scripts are below a folder of the test's own."""
+    (home := tmp_path / "home/me").mkdir(parents=True)
+    monkeypatch.chdir(home)
+
+    def advised(watched, source=SCRIPT.text):
+        kind, sites, rows = watched
+        made = [replace(one, file=one.file and f"{tmp_path}{one.file}") for one in sites]
+        for one in made:
+            Path(one.file).parent.mkdir(exist_ok=True, parents=True)
+            if source is not None:
+                Path(one.file).write_text(source, "utf-8")
+        first, *notes = advice_notes(kind, made, rows)
+        told = read(notes)
+        told.speed_ups = first
+        return told
+
+    return advised
 
 
-def test_each_speed_up_is_said():
+def test_each_speed_up_is_said(advice):
     """By speed, by length, by both, and without the slowest rank."""
     size = np.random.default_rng(0).gamma(16, 100, (NUM_STEPS, 2))
     told = advice(run(0.1 * size * [1, 3], size=size, sites=OWN))
@@ -58,7 +79,7 @@ def test_each_speed_up_is_said():
         assert words in told.speed_ups
 
 
-def test_what_keras_asks_before_each_step_goes_with_evensteps_data():
+def test_what_keras_asks_before_each_step_goes_with_evensteps_data(advice):
     """As long as the last one to be asked takes; in DDP, and without the slowest rank, it stays."""
     late = {"rest_ms": np.array([0, 10]), "meeting_ms": np.array([20, 10])}
 
@@ -69,7 +90,7 @@ def test_what_keras_asks_before_each_step_goes_with_evensteps_data():
     assert all(f"without rank 1: {321 / (200 + 10 + 1 + 0.4):.2f}x" in it for it in told.values())
 
 
-def test_fsdp2_gathers_once_more_in_a_balanced_step():
+def test_fsdp2_gathers_once_more_in_a_balanced_step(advice):
     """Its steps have two forwards at least; how long ranks gather together is known by then."""
     late = {"rest_ms": np.array([0, 10]), "meeting_ms": np.array([20, 10])}
 
@@ -79,25 +100,25 @@ def test_fsdp2_gathers_once_more_in_a_balanced_step():
     assert f"without rank 1: {321 / (200 + 10 + 1 + 0.4):.2f}x" in told
 
 
-def test_the_users_own_file_gets_a_diff():
+def test_the_users_own_file_gets_a_diff(advice):
     """With its path as seen from the folder."""
     told = advice(run([100, 300], sites=OWN))
 
     assert told.diff.startswith("--- a/train.py\n+++ b/train.py\n")
-    assert told.notes()[-1].endswith(f":\n{told.diff}")
+    assert told.where == "the change, for `git apply`"
 
 
-def test_a_file_outside_of_the_folder_says_where_its_diff_applies():
+def test_a_file_outside_of_the_folder_says_where_its_diff_applies(advice, tmp_path):
     """The script was started from elsewhere, or changed its folder."""
     made = [site(one.made, one.line, file="/data/p/train.py") for one in OWN]
 
     told = advice(run([100, 300], sites=made))
 
     assert told.diff.startswith("--- a/train.py\n+++ b/train.py\n")
-    assert told.notes()[-1] == f"the change, for `git apply` in /data/p:\n{told.diff}"
+    assert told.where == f"the change, for `git apply` in {tmp_path}/data/p"
 
 
-def test_several_models_get_words():
+def test_several_models_get_words(advice):
     """All go into one call, and the diff of one of them would leave out the others."""
     told = advice(run([100, 300], sites=[*OWN, site(OWN[0].made, OWN[0].line + 1)]))
 
@@ -109,7 +130,7 @@ def test_several_models_get_words():
     )
 
 
-def test_several_loaders_that_may_train_get_words():
+def test_several_loaders_that_may_train_get_words(advice):
     """The lines of both are named, as it is not known which one it is."""
     told = advice(run([100, 300], sites=[*OWN, site("DataLoader", OWN[1].line + 1)]))
 
@@ -119,7 +140,7 @@ def test_several_loaders_that_may_train_get_words():
     assert "docs/data.md#several-loaders" in told.to_do[0]
 
 
-def test_what_would_be_slower_is_said_to_be():
+def test_what_would_be_slower_is_said_to_be(advice):
     """One of two equal workers alone: a factor below 1 is no advice."""
     told = advice(run([100, 100], sites=OWN))
 
@@ -136,7 +157,7 @@ def test_what_would_be_slower_is_said_to_be():
         ("lightning", "docs/loops.md#fabric-and-lightning"),
     ],
 )
-def test_inside_a_library_the_recipe_is_named(library, page):
+def test_inside_a_library_the_recipe_is_named(advice, library, page):
     """No diff: its own lines stand on its page."""
     made = [site("DistributedDataParallel", 3, library=library), OWN[1]]
 
@@ -146,7 +167,7 @@ def test_inside_a_library_the_recipe_is_named(library, page):
     assert page in told.to_do[-1]
 
 
-def test_a_loader_that_another_library_makes_is_the_users_line():
+def test_a_loader_that_another_library_makes_is_the_users_line(advice):
     """Such as timm's: what the user called is what changes."""
     shape = BY_NAME["timm_train"]
     made = [
@@ -157,7 +178,7 @@ def test_a_loader_that_another_library_makes_is_the_users_line():
     assert "+    model, loader_train" in advice(run([1000, 300], sites=made), shape.text).diff
 
 
-def test_without_a_loader_it_says_so():
+def test_without_a_loader_it_says_so(advice):
     """nanoGPT's loop draws its batches itself."""
     text = NANOGPT.read_text("utf-8")
     line = next(n for n, line in enumerate(text.splitlines(), 1) if "= DDP(" in line)
@@ -168,7 +189,7 @@ def test_without_a_loader_it_says_so():
     assert "no DataLoader was seen" in told.to_do[-1]
 
 
-def test_parts_in_two_files_are_named():
+def test_parts_in_two_files_are_named(advice):
     """Which lines to change, where a diff of one file cannot."""
     made = [OWN[0], site("DataLoader", 7, file="/home/me/data.py")]
 
@@ -179,7 +200,7 @@ def test_parts_in_two_files_are_named():
     assert "data.py:7" in told.to_do[-1]
 
 
-def test_a_file_that_cannot_be_read_is_named():
+def test_a_file_that_cannot_be_read_is_named(advice):
     """It may be on another machine."""
     told = advice(run([100, 300], sites=OWN), source=None)
 
@@ -187,7 +208,7 @@ def test_a_file_that_cannot_be_read_is_named():
     assert f"train.py:{OWN[1].line}" in told.to_do[-1]
 
 
-def test_what_is_not_worth_it_is_said_plainly():
+def test_what_is_not_worth_it_is_said_plainly(advice):
     """Two percent are not worth a changed line."""
     told = advice(run([100, 102], rest_ms=100, sites=OWN))
 
@@ -195,7 +216,7 @@ def test_what_is_not_worth_it_is_said_plainly():
     assert "not worth it" in told.to_do[0]
 
 
-def test_too_few_steps_give_no_advice():
+def test_too_few_steps_give_no_advice(advice):
     """It says how many it takes."""
     told = advice(run([100, 300], num_steps=12, sites=OWN))
 
@@ -203,7 +224,7 @@ def test_too_few_steps_give_no_advice():
     assert told.diff == ""
 
 
-def test_lengths_that_matter_are_said_beside_the_diff():
+def test_lengths_that_matter_are_said_beside_the_diff(advice):
     """`Balancer(cost=...)` where it brings more than `Balancer()`."""
     size = np.random.default_rng(0).gamma(4, 400, (NUM_STEPS, 4))
 
@@ -213,7 +234,7 @@ def test_lengths_that_matter_are_said_beside_the_diff():
     assert told.diff
 
 
-def test_fsdp1_is_sent_to_fsdp2():
+def test_fsdp1_is_sent_to_fsdp2(advice):
     """It cannot be balanced, and a diff would fail."""
     made = [site("FullyShardedDataParallel", 3), OWN[1]]
 

@@ -208,9 +208,3 @@ def test_what_cannot_be_told_has_a_reason():
         "all batches have one size; if padded, try `cost`",
     )
     assert few.best == 1
-
-
-def test_shapes_are_checked():
-    """A row for each step, a number for each rank."""
-    with pytest.raises(ValueError, match=r"`WatchedSteps\(wall_s=...\)` must have the shape"):
-        WatchedSteps(np.ones(3), np.ones((4, 2)), np.ones((4, 2)), np.ones((4, 2)), np.ones((4, 2)))

@@ -28,7 +28,10 @@ def clock():
 @pytest.fixture
 def steps(clock):
     """Steps without garbage."""
-    return KerasSteps(gc_s=lambda: 0.0, now=clock)
+    records = []
+    made = KerasSteps(records.append, gc_s=lambda: 0.0, now=clock)
+    made.records = records
+    return made
 
 
 def train(steps, clock, *, input_s=0.0, asked_s=0.0, own_s=1.0, reduced_s=0.0):
@@ -55,7 +58,7 @@ def test_a_step_is_told_apart_by_its_marks(steps, clock):
     clock.now_s += 5
     steps.begin()
 
-    (record,) = steps.take_records()
+    (record,) = steps.records
     assert (record.step, record.num_samples, record.clues.size) == (0, 12, 384)
     assert spent_s(record) == {
         Phase.INPUT: 1,
@@ -79,7 +82,7 @@ def test_evaluations_and_checkpoints_are_their_own_time(steps, clock):
     clock.now_s += 3
     steps.begin()
 
-    (record,) = steps.take_records()
+    (record,) = steps.records
     assert spent_s(record) == {Phase.FORWARD: 1, Phase.EVALUATION: 2, Phase.REST: 3}
 
 
@@ -91,7 +94,7 @@ def test_the_end_of_the_data_is_no_step(steps, clock):
     train(steps, clock)
     steps.begin()
 
-    assert [record.step for record in steps.take_records()] == [0, 1]
+    assert [record.step for record in steps.records] == [0, 1]
 
 
 def test_what_cannot_be_told_is_an_error(steps, clock):

@@ -14,9 +14,10 @@ from evenstep._report import read_figures
 from evenstep._telemetry import EventFile
 from evenstep._top import LiveRun
 from evenstep.advice import read_run
-from evenstep.watch._courier import RankEnds, WatchLeader
+from evenstep.watch import _courier
+from evenstep.watch._courier import RecordSender, WatchLeader
 from evenstep.watch._start_watch import WatchSettings
-from evenstep.watch._step_records import RankHello, RankReport, RankSender, StepRecord
+from evenstep.watch._step_records import RankReport, StepRecord
 from evenstep.watch._watch import Watch, ignore_captures
 from evenstep.watch._watched_run import CallSite
 
@@ -36,22 +37,24 @@ class Run:
     """Two ranks, of which the second computes three times as long."""
 
     def __init__(self, settings):
-        self.now_s, self.stream, self.seen = 0.0, io.StringIO(), []
-        self.leader = WatchLeader(
-            2, settings, now=lambda: self.now_s, stream=self.stream, notes=self.notes
-        )
-        for rank, host in enumerate(("ann", "bob")):
-            self.leader.meet(rank, RankHello(host, "cpu"))
-
-    def notes(self, run):
-        self.seen.append(run)
-        return ["change this line"]
+        self.now_s, self.stream = 0.0, io.StringIO()
+        self.leader = WatchLeader(2, settings, now=lambda: self.now_s, stream=self.stream)
 
     def tell(self, steps, *, is_last=False, times=((50_000, 100_000), (150_000, 0))):
         for rank, (compute_us, waited_us) in enumerate(times):
             told = tuple(record(step, compute_us, waited_us, steps.step) for step in steps)
-            self.leader.take(rank, RankReport(told, None, is_last=is_last))
+            host = ("ann", "bob")[rank]
+            self.leader.take(rank, RankReport(told, None, host, "cpu", is_last))
         self.leader.work()
+
+
+@pytest.fixture(autouse=True)
+def seen(monkeypatch):
+    """What advice was given on."""
+    found = []
+    notes = lambda *given: found.append(given) or ["change this line"]  # noqa: E731
+    monkeypatch.setattr(_courier, "advice_notes", notes)
+    return found
 
 
 @pytest.fixture
@@ -124,10 +127,9 @@ def test_a_restart_begins_a_summary_of_its_own(tmp_path):
     run = Run(settings)
     run.tell(range(60))
     run.leader.end("DDP", [], own_s=0.0)
-    assert (tmp_path / "shown").exists()
+    assert not (tmp_path / "summary.txt").exists()
 
     again = Run(settings)
-    assert not (tmp_path / "shown").exists()
     assert "too few steps" in (tmp_path / "summary.txt").read_text("utf-8")
 
     again.tell(range(60))
@@ -135,7 +137,7 @@ def test_a_restart_begins_a_summary_of_its_own(tmp_path):
     assert "for rank 1 (bob)" in (tmp_path / "summary.txt").read_text("utf-8")
 
 
-def test_the_end_says_all_and_hands_over_what_was_seen(run):
+def test_the_end_says_all_and_hands_over_what_was_seen(run, seen):
     """The summary has the notes, and these are made of the steps of all ranks."""
     site = CallSite("DataLoader", "train.py", 3, "")
     run.tell(range(80), is_last=True)
@@ -148,11 +150,11 @@ def test_the_end_says_all_and_hands_over_what_was_seen(run):
         "evenstep watch: change this line",
         "evenstep watch: watching took 0.01 % of rank 0's time",
     ]
-    (seen,) = run.seen
-    assert (seen.kind, seen.sites) == ("DDP", (site,))
-    assert seen.spent_us.shape == (80, 2, len(Phase))
-    assert seen.num_samples.tolist() == [[4, 4]] * 80
-    assert seen.size.tolist() == [[40, 40]] * 80
+    ((kind, sites, rows),) = seen
+    assert (kind, sites) == ("DDP", [site])
+    assert list(rows) == [
+        (record(step, 50_000, 100_000), record(step, 150_000, 0)) for step in range(80)
+    ]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 16])
@@ -184,20 +186,15 @@ def test_steps_that_come_together_from_some_time_on_stay_known():
     assert first == "evenstep watch: no two steps of all ranks are known yet."
 
 
-def test_a_fault_in_what_is_advised_leaves_the_summary(run):
+def test_a_fault_in_what_is_advised_leaves_the_summary(run, monkeypatch):
     """It is told in its place."""
-    run.leader = WatchLeader(2, WatchSettings(), now=lambda: 0.0, stream=run.stream, notes=fails)
+    monkeypatch.setattr(_courier, "advice_notes", lambda *given: 1 / 0)
     run.tell(range(80))
     run.leader.end("DDP", [], own_s=0.0)
 
     lines = run.stream.getvalue().splitlines()
     assert "because of compute." in lines[0]
     assert "evenstep watch: no advice (ZeroDivisionError: division by zero)" in lines
-
-
-def fails(run):
-    """Advice that goes wrong."""
-    return 1 / 0
 
 
 def test_events_are_those_of_a_run(run, tmp_path):
@@ -284,11 +281,10 @@ def test_too_few_steps_are_told():
 def test_a_group_without_a_model_is_told():
     """As of a library that exchanges gradients itself; only rank 0 says so."""
     run = Run(WatchSettings())
-    for ends in (
-        RankEnds(1, 10.0, RankSender(Gone(), 1), None, None),
-        RankEnds(0, 10.0, None, None, run.leader),
-    ):
-        Watch(ends, loaders=[]).close()
+    for rank in (1, 0):
+        courier = RecordSender(Gone(), rank, 2, WatchSettings())
+        courier.leader = None if rank else run.leader
+        Watch(courier, loaders=[]).close()
 
     assert run.stream.getvalue() == (
         "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
@@ -297,7 +293,7 @@ def test_a_group_without_a_model_is_told():
 
 def test_a_rank_that_ends_after_rank_0_is_quiet(capfd):
     """Rank 0 may have had the store: the last that is told reaches it no more."""
-    watch = Watch(RankEnds(1, 10.0, RankSender(Gone(), 1), None, None), loaders=[])
+    watch = Watch(RecordSender(Gone(), 1, 2, WatchSettings()), loaders=[])
     watch.model_made("DDP", "DistributedDataParallel", torch.device("cpu"), [])
     watch.close()
 
@@ -306,11 +302,11 @@ def test_a_rank_that_ends_after_rank_0_is_quiet(capfd):
 
 def test_nothing_is_heard_while_a_graph_is_captured():
     """A mark would be in the graph, and tell no time."""
-    watch = Watch(RankEnds(1, 10.0, RankSender(Gone(), 1), None, None), loaders=[])
+    watch = Watch(RecordSender(Gone(), 1, 2, WatchSettings()), loaders=[])
     watch.model_made("DDP", "DistributedDataParallel", torch.device("cpu"), [])
     log = watch.log
     numbers = []
-    for watch.captures in (lambda: True, lambda: False):
+    for watch.courier.captures in (lambda: True, lambda: False):
         log.guard(log.enter, Phase.CHECKPOINT)
         log.guard(log.leave)
         numbers.append(len(log.noted))
@@ -342,8 +338,7 @@ def test_a_thread_may_ask_for_events_while_a_graph_is_captured():
 
 
 class Gone:
-    """A store of a process that has ended; it had the hello."""
+    """A store of a process that has ended."""
 
     def set(self, key, value):
-        if not key.endswith("hello"):
-            raise ConnectionError("Broken pipe")
+        raise ConnectionError("Broken pipe")

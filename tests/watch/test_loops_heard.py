@@ -26,7 +26,7 @@ def test_several_updates_on_one_batch_are_one_step(rank):
         for num_samples in (128, 64):
             rank.backward(rank.forward(10, num_samples=num_samples), 20)
             rank.step(1)
-    steps = rank.recorder.take_records()
+    steps = rank.records()
 
     assert [record.num_samples for record in steps] == [128 + 64] * 9
     assert spent(steps[1]) == {
@@ -49,7 +49,7 @@ def test_the_last_batch_of_a_loader_that_fetches_ahead_is_a_step(rank):
                 rank.log.input_ends(is_there=False)
             rank.backward(rank.forward(10), 20)
             rank.step()
-    steps = rank.recorder.take_records()
+    steps = rank.records()
 
     assert [spent(record)[Phase.BACKWARD] for record in steps] == [20] * 5
 
@@ -64,7 +64,7 @@ def test_a_batch_that_was_taken_for_an_evaluation_begins_a_step(rank):
             rank.step()
             rank.model.eval()
             rank.fetch(1)
-    steps = rank.recorder.take_records()
+    steps = rank.records()
 
     assert [spent(record)[Phase.BACKWARD] for record in steps] == [20] * 5
 
@@ -75,7 +75,7 @@ def test_batches_that_were_read_before_are_steps_too(rank):
     for _ in range(40):
         rank.backward(rank.forward(10), 20)
         rank.step()
-    steps = rank.recorder.take_records()
+    steps = rank.records()
 
     assert len(steps) > 30
     assert all(spent(record)[Phase.BACKWARD] == 20 for record in steps[1:])
@@ -102,7 +102,7 @@ def test_the_model_within_ddp_tells_that_it_evaluates(rank, ddp, wrapped):
         rank.fetch(100, after=7)
     rank.model.train()
     rank.fetch(1)
-    _, step = rank.recorder.take_records()
+    _, step = rank.records()
 
     assert spent(step)[Phase.EVALUATION] == 3 * 107
     assert spent(step)[Phase.INPUT] == 1
@@ -115,6 +115,6 @@ def test_a_model_that_trains_in_evaluation_mode_trains(rank, ddp):
         rank.fetch(1)
         rank.backward(rank.forward(10), 20)
         rank.step()
-    _, step = rank.recorder.take_records()
+    _, step = rank.records()
 
     assert spent(step) == {Phase.INPUT: 1, Phase.FORWARD: 10, Phase.BACKWARD: 20}

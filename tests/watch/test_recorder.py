@@ -8,8 +8,9 @@ import torch
 from torch import nn
 
 from evenstep._diagnosis import Phase
-from evenstep.watch._courier import RankEnds
+from evenstep.watch._courier import RecordSender
 from evenstep.watch._recorder import StepLog, StepRecorder
+from evenstep.watch._start_watch import WatchSettings
 from evenstep.watch._watch import Watch
 from evenstep.watch._watched_run import CallSite, site_of
 
@@ -39,7 +40,14 @@ class Rank:
             counted_s=lambda: (self.collected_us / 1e6, 0.0),
             guard=lambda call, *arguments: call(*arguments),
         )
-        self.recorder = StepRecorder(self.log)
+        self.taken = []
+        self.recorder = StepRecorder(self.log, self.taken.append)
+
+    def records(self):
+        """The steps that are over, and were not returned before."""
+        self.recorder.catch_up()
+        taken, self.taken[:] = list(self.taken), []
+        return taken
 
     def spend(self, us):
         self.now_us += us
@@ -101,7 +109,7 @@ def test_a_step_has_all_of_its_time(rank):
         rank.collected_us += 9
         rank.fetch(20, after=30)
 
-    _, second = rank.recorder.take_records()
+    _, second = rank.records()
 
     assert spent(second) == {
         Phase.FORWARD: 30 + 100 + 10,
@@ -127,7 +135,7 @@ def test_micro_batches_and_two_optimizers_are_one_step(rank):
     rank.step()  # without a backward
     rank.fetch(1)
 
-    steps = rank.recorder.take_records()
+    steps = rank.records()
 
     assert [record.step for record in steps] == [0, 1, 2]
     assert spent(steps[1]) == {Phase.INPUT: 2, Phase.FORWARD: 20, Phase.BACKWARD: 40}
@@ -150,7 +158,7 @@ def test_evaluations_and_checkpoints_are_in_the_step_before(rank):
     rank.model.train()
     rank.fetch(1)
 
-    (record,) = rank.recorder.take_records()
+    (record,) = rank.records()
 
     assert spent(record) == {
         Phase.INPUT: 2,
@@ -169,7 +177,7 @@ def test_without_any_optimizer_that_is_seen_backwards_end_steps(rank):
         rank.backward(rank.forward(10), 20)
     rank.fetch(1)
 
-    records = rank.recorder.take_records()
+    records = rank.records()
 
     assert len(records) == 7
     assert all(spent(record)[Phase.BACKWARD] == 20 for record in records[1:])
@@ -194,7 +202,7 @@ def test_a_step_that_never_ends_takes_no_more_memory(rank):
         rank.step()
         rank.fetch(1)
 
-    (record,) = rank.recorder.take_records()
+    (record,) = rank.records()
 
     assert (record.step, spent(record)[Phase.BACKWARD]) == (1, 20)
 
@@ -212,7 +220,7 @@ def test_a_long_evaluation_is_in_its_step(rank):
     rank.model.train()
     rank.fetch(1)
 
-    (record,) = rank.recorder.take_records()
+    (record,) = rank.records()
 
     assert spent(record)[Phase.EVALUATION] == 30_000
 
@@ -230,7 +238,7 @@ def test_steps_may_be_made_on_another_thread_and_late(rank):
     rank.collected_us += 7  # in the step under way
     taken = []
 
-    thread = threading.Thread(target=lambda: taken.extend(rank.recorder.take_records()))
+    thread = threading.Thread(target=lambda: taken.extend(rank.records()))
     thread.start()
     thread.join()
 
@@ -244,7 +252,7 @@ def test_steps_may_be_made_on_another_thread_and_late(rank):
         Phase.CHECKPOINT: 5,
         Phase.OPTIMIZER: 40,
     }
-    assert rank.recorder.take_records() == []
+    assert rank.records() == []
 
 
 def test_a_backward_is_heard_by_any_output_of_a_node(rank):
@@ -257,7 +265,7 @@ def test_a_backward_is_heard_by_any_output_of_a_node(rank):
     rank.step()
     rank.fetch(1)
 
-    (record,) = rank.recorder.take_records()
+    (record,) = rank.records()
 
     assert spent(record)[Phase.BACKWARD] == 20
     assert output._backward_hooks is None
@@ -292,7 +300,7 @@ def test_inputs_have_samples_and_a_size(rank, inputs, num_samples, size):
     rank.step()
     rank.fetch(1)
 
-    (record,) = rank.recorder.take_records()
+    (record,) = rank.records()
 
     assert (record.num_samples, record.clues.size) == (num_samples, size)
 
@@ -313,9 +321,11 @@ def test_the_line_of_the_users_own_is_found():
 
 def test_a_device_that_cannot_be_timed_is_named(capsys):
     """In words of the watch's own: the script calls nothing of evenstep's."""
-    watch = Watch(RankEnds(3, 1.0, None, None, None), loaders=[])
+    watch = Watch(RecordSender(None, 3, 4, WatchSettings()), loaders=[])
 
-    watch.model_made("DDP", "DistributedDataParallel", torch.device("meta"), [])
+    watch.courier.guard(
+        watch.model_made, "DDP", "DistributedDataParallel", torch.device("meta"), []
+    )
 
     said = capsys.readouterr().err
     assert "off on rank 3, training goes on" in said

@@ -8,13 +8,18 @@ from pathlib import Path
 
 import pytest
 
-from evenstep.watch._advice_text import patched
+from evenstep.watch import _advice_text
 
 from .._aborts import run
 from .._ranks import printed
-from ._scripts import BY_NAME, SHAPES
+from ._scripts import BY_NAME, SHAPES, read
 
 ROOT = Path(__file__).parents[2]
+
+
+def patched(text, path, **lines):
+    """What is said of a script."""
+    return read(_advice_text.patched(text, path, **lines))
 
 
 def patch_of(shape):
@@ -106,7 +111,7 @@ def test_a_script_elsewhere_is_changed_in_its_own_folder(tmp_path):
     patch = patched(shape.text, str(folder / "train.py"), **shape.lines)
     after = changed(shape.text, patch.diff, folder)
 
-    assert patch.folder == str(folder)
+    assert patch.where == f"the change, for `git apply` in {folder}"
     assert f"= balancer.prepare({shape.prepared})" in after
 
 
@@ -126,7 +131,7 @@ def test_a_line_of_one_layer_leads_to_the_whole_model():
             loader_line=shape.line_of(shape.loader),
         ).diff
     )
-    assert "loader.steps()" in patch.by_hand[0]
+    assert "loader.steps()" in patch.to_do[0]
 
 
 UNCERTAIN = {
@@ -185,7 +190,7 @@ def test_where_it_is_not_certain_words_say_what_to_change(name):
     patch = between(text, model="DDP(", loader="DataLoader(")
 
     assert patch.diff == ""
-    assert patch.by_hand
+    assert patch.to_do
 
 
 def test_branches_that_all_make_a_loader_are_certain():
@@ -204,7 +209,7 @@ def test_a_script_that_is_balanced_already_is_left_alone():
 
     patch = between(text, model="DDP(", loader="DataLoader(")
 
-    assert (patch.diff, patch.by_hand) == ("", ("train.py imports evenstep already",))
+    assert (patch.diff, patch.to_do) == ("", ("train.py imports evenstep already",))
 
 
 @pytest.mark.slow

@@ -79,7 +79,7 @@ def test_processes_started_by_others_are_reached():
 
     folder, settings = out.splitlines()
     assert folder == str(SITE)
-    assert WatchSettings.read(settings) == WatchSettings()
+    assert WatchSettings(**json.loads(settings)) == WatchSettings()
 
 
 def test_an_isolated_interpreter_is_left_alone():

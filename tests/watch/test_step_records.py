@@ -8,14 +8,12 @@ from msgspec.msgpack import encode
 from msgspec.structs import replace
 
 from evenstep._diagnosis import HostClues, Phase, StepClues
-from evenstep.watch._courier import RecordSender, ends_of
+from evenstep.watch._courier import RecordSender
 from evenstep.watch._start_watch import WatchSettings
 from evenstep.watch._step_records import (
-    RankHello,
+    RankMail,
     RankMerger,
-    RankReader,
     RankReport,
-    RankSender,
     StepRecord,
     grouped,
     joined,
@@ -54,22 +52,23 @@ def test_what_is_told_survives_the_way():
     """All of it comes back from the store, and a step takes less than 100 bytes."""
     host = HostClues(9, 1.0, 0.5, 0.25, 0.125, major_faults=3, alloc_retries=2)
     long = record(9, us=7_200_000_000)  # two hours, as after a suspend
-    told = RankReport((*(record(step) for step in range(9)), long), host, is_last=True)
-    sender, reader = RankSender(store := DictStore(), 1), RankReader(store, range(1, 2))
-    sender.send(RankReport((), None))
-    sender.send(told)
+    records = (*(record(step) for step in range(9)), long)
+    told = RankReport(records, host, "node", "cpu", is_last=True)
+    sender, reader = RankMail(store := DictStore()), RankMail(store)
+    sender.send(1, RankReport(()))
+    sender.send(1, told)
 
-    assert [one for _, one in reader.read()] == [RankReport((), None), replace(told, number=1)]
+    assert list(reader.read(1)) == [RankReport(()), replace(told, number=1)]
     assert sender.num_bytes < 10 * 100 + 200
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x07" * 60, encode([2, [], None, False, 0])])
+@pytest.mark.parametrize("damage", [b"", b"\x07" * 60, encode([3, [], None])])
 def test_other_bytes_are_refused(damage):
     """A key of another version, or of something else, is an error and no record."""
     store = DictStore()
     store.set("1/0", damage)
     with pytest.raises(MsgspecError):
-        list(RankReader(store, range(1, 2)).read())
+        list(RankMail(store).read(1))
 
 
 def test_groups_end_at_multiples_of_their_size():
@@ -129,55 +128,28 @@ def test_steps_that_a_rank_does_not_tell_of_are_left_out():
 
 def test_mail_comes_in_order_and_leaves_nothing():
     """What is read is deleted."""
-    store = DictStore()
-    senders = [RankSender(store, rank) for rank in (1, 2)]
-    reader = RankReader(store, range(1, 3))
-    for sender in senders:
-        sender.hello(RankHello("node", "cpu"))
-        sender.send(RankReport((record(0),), None))
-    senders[0].send(RankReport((record(1),), None))
+    sender, reader = RankMail(store := DictStore()), RankMail(store)
+    for rank, steps in ((1, (0, 1)), (2, (0,))):
+        for step in steps:
+            sender.send(rank, RankReport((record(step),)))
 
-    assert list(reader.hellos()) == [(1, RankHello("node", "cpu")), (2, RankHello("node", "cpu"))]
-    assert [(rank, told.records[0].step) for rank, told in reader.read()] == [
-        (1, 0),
-        (1, 1),
-        (2, 0),
-    ]
-    assert list(reader.hellos()) == list(reader.read()) == []
+    assert [told.records[0].step for told in reader.read(1)] == [0, 1]
+    assert [told.records[0].step for told in reader.read(2)] == [0]
+    assert list(reader.read(1)) == []
     assert store.keys == {}
 
 
 def test_a_store_that_is_not_read_does_not_grow():
     """Of a rank that rank 0 never hears, the newest few keys are there, and no more."""
-    store = DictStore()
-    sender, reader = RankSender(store, 1), RankReader(store, range(1, 2))
+    sender, reader = RankMail(store := DictStore()), RankMail(store)
     for step in range(100):
-        sender.send(RankReport((record(step),), None))
+        sender.send(1, RankReport((record(step),)))
 
-    steps = [told.records[0].step for _, told in reader.read()]
+    steps = [told.records[0].step for told in reader.read(1)]
 
     assert store.most <= 16
     assert steps[-1] == 99
     assert steps == sorted(steps)
-
-
-class Steps:
-    """Steps that are all over."""
-
-    def __init__(self, num_steps):
-        self.step = num_steps
-        self.left = [record(step) for step in range(num_steps)]
-
-    def take_records(self):
-        taken, self.left = self.left, []
-        return taken
-
-
-class QuietHost:
-    """A machine on which nothing happens."""
-
-    def read(self, step):
-        return HostClues(step, 5.0)
 
 
 class SizedStore(DictStore):
@@ -195,11 +167,11 @@ class SizedStore(DictStore):
 def told_of(num_steps, every_s=10.0):
     """What rank 1 tells rank 0 of that many steps at its end, and the sizes of its keys."""
     store = SizedStore()
-    ends = ends_of(store, 1, 2, WatchSettings(every_s))
-    hello = RankHello("ann", "cpu")
-    courier = RecordSender(Steps(num_steps), hello, QuietHost(), ends, on_fault=print)
-    courier.close("DDP", (), own_s=float)
-    return [told for _, told in RankReader(store, range(1, 2)).read()], store.sizes
+    courier = RecordSender(store, 1, 2, WatchSettings(every_s))
+    courier.records.extend(record(step) for step in range(num_steps))
+    courier.open("cpu", lambda step: HostClues(step, 5.0))
+    courier.close("DDP", ())
+    return list(RankMail(store).read(1)), store.sizes
 
 
 @pytest.mark.parametrize("num_steps", [0, 50, 64, 65, 200, 320])
@@ -209,7 +181,7 @@ def test_steps_come_in_keys_of_six_kilobytes_at_most(num_steps):
 
     assert [record.step for one in told for record in one.records] == list(range(num_steps))
     assert [one.is_last for one in told] == [False] * (len(told) - 1) + [True]
-    assert [one.host is not None for one in told] == [one.is_last for one in told]
+    assert [one.clues is not None for one in told] == [one.is_last for one in told]
     assert len(sizes) <= max(1, -(-num_steps // 64))
     assert max(sizes) <= 6000
 
@@ -230,4 +202,4 @@ def test_short_steps_are_summed(every_s, num_keys):
 def test_it_tells_in_step_with_the_lines(line_s, every_s):
     """At least every ten seconds, and at most once a second."""
     for rank in (0, 1):
-        assert ends_of(DictStore(), rank, 2, WatchSettings(line_s)).every_s == every_s
+        assert RecordSender(DictStore(), rank, 2, WatchSettings(line_s)).every_s == every_s

@@ -15,10 +15,9 @@ from torch import nn
 from .._warning import warn
 from ..exceptions import invalid
 from ..torch import BalancedLoader, Balancer
+from ..torch._data.loaders._base import AbstractLoader
 from ._checks import check_accelerator, check_model
 from ._training_data import UnwrappedLoader, set_epoch
-
-_OWN = ("balancer", "iteration", "end_of_dataloader", "remainder")
 
 
 def balance(
@@ -95,7 +94,7 @@ def _loader_places(parts: tuple[Any, ...]) -> list[int]:
     return places
 
 
-class AcceleratedLoader:
+class AcceleratedLoader(AbstractLoader):
     """A balanced loader that Accelerate's gradient state knows of; made by ``balance``.
 
     Every iteration is one global batch, of which the rank gets its part on its device. In the
@@ -134,19 +133,6 @@ class AcceleratedLoader:
         self.end_of_dataloader = False
         self.remainder = 0
 
-    def __getattr__(self, name: str) -> Any:
-        """Return what the balanced loader has under ``name``, such as ``dataset``."""
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(self._loader, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        """Set an attribute; one of the user's loader is refused by the balanced one."""
-        if name.startswith("_") or name in _OWN:
-            object.__setattr__(self, name, value)
-        else:
-            setattr(self._loader, name, value)
-
     @property
     def batch_sampler(self) -> Any:
         """Nothing: who asks wants to build another loader from this one, which would not share.
@@ -178,10 +164,12 @@ class AcceleratedLoader:
                 gathers_rows(
                     self._accelerator, has_none=self._has_stand_in, saw_count=self._saw_count
                 ),
-                closing(iter(self._loader)) as batches,  # type: ignore[type-var]
+                closing(iter(self._loader)) as batches,
             ):
                 for batch in batches:
-                    self.end_of_dataloader = self._in_last_batch = self._is_at_end()
+                    self.end_of_dataloader = self._in_last_batch = (
+                        self._loader.num_handed_out == len(self._loader)
+                    )
                     if self._device is None:
                         yield batch
                     else:
@@ -240,9 +228,6 @@ class AcceleratedLoader:
                 "each target once already, and is weighted a second time: use "
                 '`balance(..., loss_reduction="sum")`.'
             )
-
-    def _is_at_end(self) -> bool:
-        return self._loader.num_handed_out == len(self._loader)
 
 
 @contextmanager

@@ -87,16 +87,12 @@ def check_batches(trainer: Any, sampler: Any) -> None:
             f"Move what changes a batch into the data collator, or into `compute_loss`. {_GROUPS}",
         )
     indices = first_indices(sampler)
-    if len(set(indices)) > 1 and not _has_lone(indices):
+    around = zip([None, *indices], indices, indices[1:], strict=False)  # the last may be cut off
+    has_lone = any(before != here != after for before, here, after in around)
+    if len(set(indices)) > 1 and not has_lone:
         raise invalid(
             f"{name}(train_dataset=...)",
             "yield each sample once in a row, since samples are shared out one by one",
             f"a {type(sampler).__name__} that repeats each: {indices[:4]}, ...",
             _GROUPS,
         )
-
-
-def _has_lone(indices: list[int]) -> bool:
-    """Return whether an index stands alone, but for the last, which may be cut off."""
-    around = zip([None, *indices], indices, indices[1:], strict=False)
-    return any(before != here != after for before, here, after in around)

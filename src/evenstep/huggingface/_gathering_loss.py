@@ -9,7 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from copy import copy
-from typing import Any, final
+from typing import Any
 
 import torch
 from torch import nn
@@ -36,82 +36,60 @@ _LARGEST = 4096  # elements of a tensor that is taken for a metric
 _MOST = 100_000  # containers: more are data
 
 
-@final
-class StateBefore:
-    """The attributes of a trainer, and what is in its containers and in objects of the script's.
+@contextmanager
+def _as_before(trainer: Any) -> Iterator[None]:
+    """Have a trainer's attributes be as before, and what is in its and the script's containers.
 
     Such as the metrics and the number of tokens of TRL's trainers, which their losses add to.
-
-    Args:
-        trainer: whose state is kept.
     """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self._attributes = dict(vars(trainer))
-        self._parts: dict[int, tuple[Any, Any]] = {}
-        for kind in type(trainer).__mro__:
-            if not _is_of_a_library(kind):
-                self._walk([value for name, value in vars(kind).items() if name[:2] != "__"])
-        self._walk([value for name, value in vars(trainer).items() if name not in _NOT_WALKED])
-
-    def restore(self) -> None:
-        """Have all of it be as it was."""
-        now = vars(self._trainer)
-        now.clear()
-        now.update(self._attributes)
-        for value, before in self._parts.values():
+    attributes = dict(vars(trainer))
+    values = [value for name, value in attributes.items() if name not in _NOT_WALKED]
+    for kind in type(trainer).__mro__:
+        if not _is_of_a_library(kind):
+            values += [value for name, value in vars(kind).items() if name[:2] != "__"]
+    parts = _parts_of(values)
+    try:
+        yield
+    finally:
+        vars(trainer).clear()
+        vars(trainer).update(attributes)
+        for value, before in parts:
             if isinstance(value, torch.Tensor):
                 value.copy_(before)
                 continue
             value.clear()
             value.extend(before) if isinstance(value, list | deque) else value.update(before)
 
-    def _walk(self, values: list[Any]) -> None:
-        while values and len(self._parts) < _MOST:
-            value = values.pop()
-            if id(value) in self._parts or isinstance(value, nn.Module | Dataset | type):
-                continue
-            if isinstance(value, torch.Tensor):
-                if value.numel() <= _LARGEST and not value.requires_grad:
-                    self._parts[id(value)] = value, value.clone()
-            elif isinstance(value, dict):
-                self._parts[id(value)] = value, dict(value)
-                values += value.values()
-            elif isinstance(value, list | deque | set):
-                self._parts[id(value)] = value, list(value)
-                values += value
-            elif hasattr(value, "__dict__") and not _is_of_a_library(type(value)):
-                values.append(vars(value))
+
+def _parts_of(values: list[Any]) -> list[tuple[Any, Any]]:
+    """Return the small tensors and the containers that values lead to, each with a copy."""
+    parts: dict[int, tuple[Any, Any]] = {}
+    while values and len(parts) < _MOST:
+        value = values.pop()
+        if id(value) in parts or isinstance(value, nn.Module | Dataset | type):
+            continue
+        if isinstance(value, torch.Tensor):
+            if value.numel() <= _LARGEST and not value.requires_grad:
+                parts[id(value)] = value, value.clone()
+        elif isinstance(value, dict):
+            parts[id(value)] = value, dict(value)
+            values += value.values()
+        elif isinstance(value, list | deque | set):
+            parts[id(value)] = value, list(value)
+            values += value
+        elif hasattr(value, "__dict__") and not _is_of_a_library(type(value)):
+            values.append(vars(value))
+    return list(parts.values())
 
 
 def _is_of_a_library(kind: type) -> bool:
     return kind.__module__.partition(".")[0] in _OF_LIBRARIES
 
 
-@final
-class LossCalls:
-    """The loss of a batch, without gradients, on the model beneath DDP.
-
-    Args:
-        trainer: computes it.
-
-    Attributes:
-        num_calls: so far.
-    """
-
-    def __init__(self, trainer: Any) -> None:
-        self._trainer = trainer
-        self.num_calls = 0
-
-    def __call__(self, batch: Any, num_items: Any) -> float:
-        """Return the loss, with the same random numbers in every call; nothing counts it."""
-        self.num_calls += 1
-        before = StateBefore(self._trainer)
-        try:
-            return float(without_gradient(self._trainer, batch, num_items))
-        finally:
-            before.restore()
+def loss_alone(trainer: Any, batch: Any, num_items: Any) -> float:
+    """Return the loss, with the same random numbers in every call; nothing counts it."""
+    with _as_before(trainer):
+        return float(without_gradient(trainer, batch, num_items))
 
 
 def without_gradient(trainer: Any, batch: Any, num_items: Any) -> Any:
@@ -153,7 +131,7 @@ def meets(trainer: Any, batch: Any, num_items: Any) -> bool:
     meet_before_forwards(trainer)  # which is none of the loss
     count = CollectiveCount()
     before = count()
-    LossCalls(trainer)(batch, num_items)
+    loss_alone(trainer, batch, num_items)
     return count() != before
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -19,7 +18,7 @@ from ..torch._exchange._crew import is_off
 from ..torch._model._units import shifting
 from ._accelerate import gathers_rows
 from ._checks import check_accelerator, check_batches, check_model
-from ._gathering_loss import LossCalls, meet_before_forwards, meets, num_missing, without_gradient
+from ._gathering_loss import loss_alone, meet_before_forwards, meets, num_missing, without_gradient
 from ._micro_batches import BELOW, IGNORED, Portion, masked, pieces_of, portions, with_own_targets
 from ._training_data import TrainingData, UnwrappedLoader
 
@@ -29,24 +28,7 @@ _OWN: tuple[Divisor, ...] = ("labels", "shifted labels", "samples")
 _ROUNDING = 1e-6  # of losses, relative; less than that shows nothing
 _SAME = 1e-4
 _MOST_LOSSES = 5  # that are computed to find out
-
-
-@dataclass(frozen=True, slots=True)
-class Evidence:
-    r"""What this rank's part of the first batch says; zeros where it says nothing.
-
-    The loss $L$ of the whole part is compared with $\sum_i s_i L_i$ of two pieces of it, where
-    $s_i$ are shares of the samples or of the targets.
-
-    Attributes:
-        loss: of the part.
-        listens: how far the loss changes with twice as many items.
-        off: distances of the sums weighted by labels, shifted labels and samples.
-    """
-
-    loss: float = 0.0
-    listens: float = 0.0
-    off: tuple[float, float, float] = (0.0, 0.0, 0.0)
+_NOTHING = (0.0,) * 5  # what a batch says of which nothing is known
 
 
 def count(batch: Any, num_samples: int, divisor: Divisor) -> int | None:
@@ -95,11 +77,7 @@ def divisor_of(
     """
     if not is_scaled and count(batch, num_samples, "labels") is None:
         return "samples"  # there is nothing else that it may be a mean over
-    losses = LossCalls(trainer)
-    found = _look(losses, batch, num_samples, num_items) if num_samples else Evidence()
-    while meets and losses.num_calls < _MOST_LOSSES:
-        losses(batch, num_items)
-    loss, listens, *distances = _summed(trainer, found)
+    loss, listens, *distances = _evidence(trainer, batch, num_samples, num_items, meets=meets)
     if not loss:
         return None
     if listens > _SAME * loss:
@@ -123,6 +101,25 @@ def divisor_of(
     return usual if usual in fitting else fitting[0]
 
 
+def _evidence(
+    trainer: Any, batch: Any, num_samples: int, num_items: Any, *, meets: bool
+) -> list[float]:
+    """Return the sums over ranks of what ``_look`` finds in their batches. Collective."""
+    num_calls = 0
+
+    def loss_of(batch: Any, num_items: Any) -> float:
+        nonlocal num_calls
+        num_calls += 1
+        return loss_alone(trainer, batch, num_items)
+
+    found = _look(loss_of, batch, num_samples, num_items) if num_samples else _NOTHING
+    while meets and num_calls < _MOST_LOSSES:
+        loss_of(batch, num_items)
+    row = torch.tensor(found, device=trainer.args.device)
+    total: list[float] = trainer.accelerator.reduce(row, reduction="sum").tolist()
+    return total
+
+
 def _look_for_a_rest(trainer: Any, num_items: Any, rest: float) -> None:
     """Warn if a part of the loss, such as a router's, is no sum over the items."""
     if num_items is None or abs(rest) <= _tolerance(trainer):
@@ -143,32 +140,33 @@ def _usual(trainer: Any, batch: Any, *, is_scaled: bool) -> Divisor:
     return "shifted labels" if shifts or trainer._loss_shifts_labels else "labels"
 
 
-def _look(loss_of: LossCalls, batch: Any, num_samples: int, num_items: Any) -> Evidence:
-    """Compute the loss of a batch for two numbers of items, and of two pieces of it."""
+def _look(
+    loss_of: Callable[[Any, Any], float], batch: Any, num_samples: int, num_items: Any
+) -> tuple[float, ...]:
+    r"""Compute the loss of a batch for two numbers of items, and of two pieces of it.
+
+    The loss $L$ of the whole batch is compared with $\sum_i s_i L_i$ of the two, where $s_i$ are
+    shares of the samples or of the targets. Return the loss, how far it changes with twice as many
+    items, and the distances of the sums by labels, shifted labels and samples; zeros where the
+    batch says nothing.
+    """
     given = [None, None] if num_items is None else [num_items, 2 * num_items]
     once, twice = (loss_of(batch, items) for items in given)
     if not (once and math.isfinite(once) and math.isfinite(twice)):
-        return Evidence()
+        return _NOTHING
     if abs(once - twice) > _SAME * abs(once):
-        return Evidence(abs(once), abs(once - twice))
+        return abs(once), abs(once - twice), 0.0, 0.0, 0.0
     whole = loss_of(batch, None)
     pieces = pieces_of(batch, num_samples)
     if pieces is None:
-        return Evidence(abs(whole))
+        return abs(whole), 0.0, 0.0, 0.0, 0.0
     each = [pieces.cut(i, i + 1) for i in range(pieces.num)]
     counts = [[count(piece, 1, divisor) for piece in each] for divisor in _OWN]
-    if pieces.num_samples is None:
+    if not pieces.are_samples:
         counts[-1] = [None] * pieces.num
     cut = _cut(counts[0], pieces.num)
     losses = [loss_of(pieces.cut(*ends), None) for ends in ((0, cut), (cut, pieces.num))]
-    by_labels, by_shifted, by_samples = (_distance(whole, losses, one, cut) for one in counts)
-    return Evidence(abs(whole), 0.0, (by_labels, by_shifted, by_samples))
-
-
-def _summed(trainer: Any, found: Evidence) -> list[float]:
-    row = torch.tensor([found.loss, found.listens, *found.off], device=trainer.args.device)
-    total: list[float] = trainer.accelerator.reduce(row, reduction="sum").tolist()
-    return total
+    return abs(whole), 0.0, *(_distance(whole, losses, one, cut) for one in counts)
 
 
 def _cut(counts: Sequence[int | None], num_pieces: int) -> int:

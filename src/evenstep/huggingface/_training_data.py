@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import chain, islice
 from typing import Any
 
@@ -35,60 +35,52 @@ def per_rank(size: int, world_size: int) -> int:
     return -(-size // world_size)
 
 
+@dataclass(frozen=True, eq=False)
 class FirstOf:
-    """A sampler cut short: its first indices alone, as many as make whole batches."""
+    """The first indices of a sampler, or of the batches that it makes, in their order.
 
-    def __init__(self, sampler: Any, num_samples: int) -> None:
-        self._sampler = sampler
-        self._num_samples = num_samples
+    Attributes:
+        whole: a sampler of indices, or of batches of them.
+        num_samples: how many indices there are.
+        makes_batches: whether it is one of batches.
+    """
+
+    whole: Any
+    num_samples: int
+    makes_batches: bool = False
 
     def __getattr__(self, name: str) -> Any:
         """Return what the sampler has under ``name``: its generator, its ``set_epoch``."""
         if name.startswith("_"):
             raise AttributeError(name)
-        return getattr(self._sampler, name)
+        return getattr(self.whole, name)
 
     def __len__(self) -> int:
         """Return how many indices there are."""
-        return self._num_samples
+        return self.num_samples
 
     def __iter__(self) -> Iterator[Any]:
-        return islice(self._sampler, self._num_samples)
+        indices = chain.from_iterable(self.whole) if self.makes_batches else self.whole
+        return islice(indices, self.num_samples)
 
 
-class RebalancedOrder:
-    """The order that a ``BatchRebalanceSampler`` takes samples in, without its split by rank.
+def whole_order(batches: Any) -> FirstOf:
+    """Return the order of a ``BatchRebalanceSampler``, without its split by rank.
 
     Its batches are those of all ranks together in a step, each sample once; it repeats none to
     fill up the last one.
-
-    Args:
-        batches: of transformers.
     """
-
-    def __init__(self, batches: Any) -> None:
-        self._whole = type(batches)(
-            batches.lengths,
-            batches.effective_batch_size,
-            dp_size=1,
-            grad_accum=1,
-            shuffle=batches.shuffle,
-            seed=batches.seed,
-            drop_last=batches.drop_last,
-        )
-
-    def __len__(self) -> int:
-        """Return how many indices there are."""
-        whole = self._whole
-        dropped = whole.remainder if whole.drop_last else 0
-        return len(whole.lengths) - dropped
-
-    def __iter__(self) -> Iterator[int]:
-        return chain.from_iterable(self._whole)
-
-    def set_epoch(self, epoch: int) -> None:
-        """Have the next pass be that of ``epoch``."""
-        self._whole.set_epoch(epoch)
+    whole = type(batches)(
+        batches.lengths,
+        batches.effective_batch_size,
+        dp_size=1,
+        grad_accum=1,
+        shuffle=batches.shuffle,
+        seed=batches.seed,
+        drop_last=batches.drop_last,
+    )
+    dropped = whole.remainder if whole.drop_last else 0
+    return FirstOf(whole, len(whole.lengths) - dropped, makes_batches=True)
 
 
 class UnwrappedLoader:
@@ -122,7 +114,7 @@ class UnwrappedLoader:
         self._world_size = accelerator.num_processes
         self.cost: Cost | None = None
         if type(batches).__name__ == "BatchRebalanceSampler":
-            self.sampler: Any = RebalancedOrder(batches)
+            self.sampler: Any = whole_order(batches)
             self.drop_last = False  # the order leaves it out
             self.global_batch_size = batches.effective_batch_size // batches.grad_accum
             self.cost = Cost(batches.lengths)
@@ -270,7 +262,8 @@ class TrainingData:
         return int(-(-self._loader.num_samples // self._batch_size))
 
     def __iter__(self) -> Iterator[Any]:
-        return _Epoch(self._prepared)
+        """Begin an epoch: the batches that Trainer made are read only if they are asked for."""
+        yield from self._prepared
 
     def set_epoch(self, epoch: int) -> None:
         """Do nothing: epochs are counted where they begin."""
@@ -307,20 +300,3 @@ class TrainingData:
         self._epoch, self._steps = epoch, None  # a loop that was left ends here
         set_epoch(self._loader, self._number)
         self._steps = self._loader.steps()
-
-
-class _Epoch(Iterator[Any]):
-    """An epoch of Trainer's, which differs from all others; to callbacks the batches of a loader.
-
-    Args:
-        loader: as `Trainer` made it. It is read from only if batches are asked for.
-    """
-
-    def __init__(self, loader: Any) -> None:
-        self._loader = loader
-        self._batches: Iterator[Any] | None = None
-
-    def __next__(self) -> Any:
-        if self._batches is None:
-            self._batches = iter(self._loader)
-        return next(self._batches)

@@ -6,6 +6,7 @@ It hands Lightning a balanced training loader and a balanced model, at the place
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any, Literal, final
 
 import torch
@@ -147,41 +148,31 @@ class LoggedMeans:
     def __init__(self) -> None:
         self._strategy: Any = None
         self._module: Any = None
-        self._balancer: Balancer | None = None
-        self._count: Callable[[], float | None] | None = None
+        self._mean: Callable[[torch.Tensor], float] | None = None
         self._later: list[tuple[torch.Tensor, Any]] = []
 
-    def begin(
-        self,
-        strategy: Any,
-        module: Any,
-        balancer: Balancer,
-        count: Callable[[], float | None],
-    ) -> None:
+    def begin(self, strategy: Any, module: Any, mean: Callable[[torch.Tensor], float]) -> None:
         """Stand in for ``strategy``, whose class continues to reduce.
 
         Args:
             strategy: of the trainer.
             module: logs.
-            balancer: of the fit.
-            count: returns the samples of this rank that a mean of the batch in hand is over; None
-                is those of the training step.
+            mean: returns the mean of a value of the batch in hand over the samples of all ranks.
         """
-        self._strategy, self._module, self._balancer = strategy, module, balancer
-        self._count = count
+        self._strategy, self._module, self._mean = strategy, module, mean
         strategy.reduce, strategy.all_gather = self.reduce, self.all_gather
 
     def end(self) -> None:
         """Leave the strategy as it was."""
         for name in ("reduce", "all_gather"):
             vars(self._strategy).pop(name, None)
-        self._balancer, self._module, self._count, self._later = None, None, None, []
+        self._module, self._mean, self._later = None, None, []
 
     def reduce(self, tensor: Any, group: Any = _NOT_SAID, reduce_op: Any = "mean") -> Any:
         """Return ``tensor`` reduced over ranks; of what a step logs, once ``settle`` is called."""
         if group is _NOT_SAID:  # as of `reduce_boolean_decision`, by which a step may be left out
             return self._plainly(tensor, None, reduce_op)
-        if isinstance(tensor, torch.Tensor) and self._balancer is not None:
+        if isinstance(tensor, torch.Tensor) and self._mean is not None:
             hook = hook_of(self._module)
             if group is None and not tensor.requires_grad:
                 if hook in _IN_A_BATCH:
@@ -220,8 +211,8 @@ class LoggedMeans:
         return kind.all_gather(self._strategy, tensor, group=group, sync_grads=sync_grads)
 
     def _reduced(self, tensor: torch.Tensor, reduce_op: Any) -> torch.Tensor:
-        if _is_mean(reduce_op) and self._balancer is not None and self._count is not None:
-            return tensor.fill_(self._balancer.mean(tensor, self._count()))
+        if _is_mean(reduce_op) and self._mean is not None:
+            return tensor.fill_(self._mean(tensor))
         return tensor.copy_(self._plainly(tensor.clone(), None, reduce_op))
 
     def _plainly(self, tensor: Any, group: Any, reduce_op: Any) -> Any:
@@ -299,87 +290,6 @@ def drop_positions(checkpoint: Mapping[str, Any]) -> None:
         del loops["combined_loader"]
 
 
-@final
-class BalancedFit:
-    """Hands Lightning balanced loaders where it asks its strategy for them.
-
-    Args:
-        trainer: Lightning's, of which a fit begins.
-        balancer: of this fit.
-        logged: reduces what is logged.
-        stream: as in ``Balancer.prepare``.
-    """
-
-    def __init__(self, trainer: Any, balancer: Balancer, logged: LoggedMeans, stream: Any) -> None:
-        self._trainer = trainer
-        self._balancer = balancer
-        self._logged = logged
-        self._stream = stream
-        self._training: FitLoader | None = None
-        self._shared: list[Any] = []  # loaders of validation
-        # Asked for every loader, once the sampler is Lightning's and before anything is read.
-        trainer.strategy.process_dataloader = self._prepared
-        logged.begin(trainer.strategy, trainer.lightning_module, balancer, self._count)
-
-    def prepare_model(self) -> None:
-        """Balance the model, which Lightning has put into its DDP, or the script has sharded."""
-        self._balancer.prepare(averaged_model(self._trainer.strategy))
-
-    def restore_position(self) -> None:
-        """Have the loader take up the position in a checkpoint, if it has not yet.
-
-        Lightning does so as it asks for the loader. A module that reads
-        ``trainer.estimated_stepping_batches`` asks too early, before the checkpoint is read.
-        """
-        take_up_position(self._trainer)
-
-    def begin_step(self) -> None:
-        """Have a stand-in weigh nothing in the means of an epoch.
-
-        Not for a stream, of which Lightning has read the next batch already.
-        """
-        if self._stream is None and not self._balancer.num_samples:
-            weigh_batch(self._trainer, 0)
-
-    def end_step(self) -> None:
-        """Reduce what a batch of training or validation has logged."""
-        self._logged.settle()
-
-    def end(self) -> None:
-        """Leave the strategy as it was."""
-        vars(self._trainer.strategy).pop("process_dataloader", None)
-        self._logged.end()
-
-    def _count(self) -> float | None:
-        """Return how many samples the batch in hand has; unshared validation counts the same."""
-        if self._trainer.training:
-            return None
-        counts = [loader.count for loader in self._shared if loader.count is not None]
-        return counts[0] if counts else 1
-
-    def _prepared(self, loader: Any) -> Any:
-        if self._trainer.training:
-            return self._training_loader(loader)
-        if not isinstance(loader, DataLoader) or isinstance(loader.dataset, IterableDataset):
-            return loader  # which each rank reads by itself
-        shared = self._balancer.prepare_eval(with_own_sampler(loader), lockstep="steps")
-        self._shared.append(shared)
-        return shared
-
-    def _training_loader(self, loader: Any) -> FitLoader:
-        if self._training is not None:
-            raise invalid(
-                "LightningModule.train_dataloader()",
-                "be one `DataLoader`, as a step has one global batch",
-                "several",
-                "Join the data sets, by torch's `StackDataset` or `ConcatDataset`.",
-            )
-        stock = with_own_sampler(loader) if isinstance(loader, DataLoader) else loader
-        balanced = self._balancer.prepare(stock, stream=self._stream)
-        self._training = FitLoader(balanced, stock, lambda: self._trainer.num_training_batches)
-        return self._training
-
-
 _Callback: Any = callback_base()
 
 
@@ -424,7 +334,9 @@ class BalanceCallback(_Callback):  # type: ignore[misc]  # of any kind, to mypy
         self._balancing = balancing
         self._logged = LoggedMeans()
         self._learnt: dict[str, Any] = {}
-        self._fit: BalancedFit | None = None  # None where the trainer is left as it is
+        self._balanced: Balancer | None = None  # of a fit; None where the trainer is left as it is
+        self._training: FitLoader | None = None
+        self._shared: list[Any] = []  # loaders of validation
         self.balancer: Balancer | None = None
 
     def setup(self, trainer: Any, pl_module: Any, stage: str) -> None:
@@ -439,64 +351,102 @@ class BalanceCallback(_Callback):  # type: ignore[misc]  # of any kind, to mypy
             return
         if self._learnt:
             self.balancer.load_state_dict(self._learnt)
-        self._fit = BalancedFit(trainer, self.balancer, self._logged, self._stream)
+        self._balanced, self._training, self._shared = self.balancer, None, []
+        # Asked for every loader, once the sampler is Lightning's and before anything is read.
+        trainer.strategy.process_dataloader = partial(self._prepared, trainer)
+        self._logged.begin(trainer.strategy, pl_module, partial(self._mean, trainer))
 
     def on_fit_start(self, trainer: Any, pl_module: Any) -> None:
-        """Balance the model."""
-        if self._fit is not None:
-            self._fit.prepare_model()
+        """Balance the model, which Lightning has put into its DDP, or the script has sharded."""
+        if self._balanced is not None:
+            self._balanced.prepare(averaged_model(trainer.strategy))
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Have the loader continue where a checkpoint says."""
-        if self._fit is not None:
-            self._fit.restore_position()
+        """Have the loader take up the position in a checkpoint, if it has not yet.
+
+        Lightning does so as it asks for the loader. A module that reads
+        ``trainer.estimated_stepping_batches`` asks too early, before the checkpoint is read.
+        """
+        if self._balanced is not None:
+            take_up_position(trainer)
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
-        """Count the batch for what is logged of it."""
-        if self._fit is not None:
-            self._fit.begin_step()
+        """Have a stand-in weigh nothing in the means of an epoch.
+
+        Not for a stream, of which Lightning has read the next batch already.
+        """
+        balanced = self._balanced
+        if balanced is not None and self._stream is None and not balanced.num_samples:
+            weigh_batch(trainer, 0)
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
         """Reduce what was logged of the batch."""
-        if self._fit is not None:
-            self._fit.end_step()
+        self._logged.settle()
 
     def on_validation_batch_end(self, trainer: Any, pl_module: Any, *batch: Any) -> None:
         """Reduce what was logged of the batch."""
-        if self._fit is not None:
-            self._fit.end_step()
+        self._logged.settle()
 
     def teardown(self, trainer: Any, pl_module: Any, stage: str) -> None:
         """End the run on this rank."""
         if stage == "fit" and self.balancer is not None:
-            self._end_fit()
+            self._end_fit(trainer)
             self.balancer.close()
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
         """End the run on this rank, and raise the loss of a worker if that is behind it."""
         if trainer.state.fn == "fit" and self.balancer is not None:
-            self._end_fit()
+            self._end_fit(trainer)
             self.balancer.__exit__(type(exception), exception, exception.__traceback__)
 
     def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
         """Leave the loader's position to a loader that can take it up."""
-        if self._fit is None:
+        if self._balanced is None:
             drop_positions(checkpoint)
 
     def state_dict(self) -> dict[str, Any]:
         """Return what was learnt about speeds and memory; on rank 0, whose part Lightning saves."""
-        if self._fit is None or self.balancer is None:
-            return self._learnt
-        return self.balancer.state_dict()
+        return self._learnt if self._balanced is None else self._balanced.state_dict()
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Begin with what an earlier run has learnt."""
         self._learnt = dict(state_dict)
-        if self._fit is not None and self.balancer is not None:
-            self.balancer.load_state_dict(self._learnt)
+        if self._balanced is not None:
+            self._balanced.load_state_dict(self._learnt)
 
-    def _end_fit(self) -> None:
+    def _end_fit(self, trainer: Any) -> None:
         self._learnt = self.state_dict()
-        if self._fit is not None:
-            self._fit.end()
-            self._fit = None
+        if self._balanced is not None:
+            self._balanced = None
+            vars(trainer.strategy).pop("process_dataloader", None)
+            self._logged.end()
+
+    def _mean(self, trainer: Any, value: torch.Tensor) -> float:
+        """Return a mean over the samples of the batch in hand; unshared ones count the same."""
+        assert self._balanced is not None, "a fit is under way"
+        if trainer.training:
+            return self._balanced.mean(value)
+        counts = [loader.count for loader in self._shared if loader.count is not None]
+        return self._balanced.mean(value, counts[0] if counts else 1)
+
+    def _prepared(self, trainer: Any, loader: Any) -> Any:
+        """Return a loader as Lightning is to have it."""
+        assert self._balanced is not None, "a fit is under way"
+        is_stock = isinstance(loader, DataLoader)
+        if not trainer.training:
+            if not is_stock or isinstance(loader.dataset, IterableDataset):
+                return loader  # which each rank reads by itself
+            shared = self._balanced.prepare_eval(with_own_sampler(loader), lockstep="steps")
+            self._shared.append(shared)
+            return shared
+        if self._training is not None:
+            raise invalid(
+                "LightningModule.train_dataloader()",
+                "be one `DataLoader`, as a step has one global batch",
+                "several",
+                "Join the data sets, by torch's `StackDataset` or `ConcatDataset`.",
+            )
+        stock = with_own_sampler(loader) if is_stock else loader
+        balanced = self._balanced.prepare(stock, stream=self._stream)
+        self._training = FitLoader(balanced, stock, lambda: trainer.num_training_batches)
+        return self._training

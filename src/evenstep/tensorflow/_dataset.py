@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import reprlib
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
@@ -18,43 +18,15 @@ from .._types import IntArray
 from ..exceptions import invalid
 from ..solve._deal import Deal
 from ._keras_session import KerasSession
-from ._source import AbstractSource
+from ._source import Source
 from ._strategy_workers import StrategyWorkers
 from ._training_steps import TrainingSteps, after
 
-_FORMAT = "evenstep-tensorflow-2"
+_FORMAT = "evenstep-tensorflow-3"
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A place in the order of all epochs.
-
-    Attributes:
-        epoch: from 0.
-        step: steps of it that are done.
-    """
-
-    epoch: int = 0
-    step: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class EpochForm:
-    """What an epoch's steps are cut from; a place within one means nothing in another.
-
-    Attributes:
-        num_samples: of an epoch.
-        global_batch_size: samples of a full step.
-        order: what draws the order, in words.
-    """
-
-    num_samples: int
-    global_batch_size: int
-    order: str
-
-    def __str__(self) -> str:
-        steps = f"steps of {self.global_batch_size}"
-        return f"an epoch of {self.num_samples} samples in {steps}, {self.order}"
+Position = tuple[int, int]
+"""A place in the order of all epochs: the epoch, from 0, and how many steps of it are done."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,22 +36,24 @@ class Kept:
     Attributes:
         position: where an interrupted run continues.
         num_steps: steps done in the run.
-        form: of the epochs that the position is in; None before there was data.
+        form: what the steps of the epochs are cut from, in words: a place within one means nothing
+            in another. None before there was data.
         estimates: what was learnt about the workers, by host.
     """
 
-    position: Position = Position()
+    position: Position = (0, 0)
     num_steps: int = 0
-    form: EpochForm | None = None
+    form: str | None = None
     estimates: Estimates = field(default_factory=Estimates)
 
     def state_dict(self) -> dict[str, Any]:
         """Return all of it as nested dicts and lists of plain values."""
         return {
             "format": _FORMAT,
-            **asdict(self.position),
+            "epoch": self.position[0],
+            "step": self.position[1],
             "num_steps": self.num_steps,
-            "form": None if self.form is None else asdict(self.form),
+            "form": self.form,
             "estimates": self.estimates.state_dict(),
         }
 
@@ -96,8 +70,7 @@ class Kept:
             ]
             if state["format"] != _FORMAT or any(type(n) is not int or n < 0 for n in numbers):
                 raise ValueError(f"it is not of the format {_FORMAT!r}")
-            form = None if state["form"] is None else EpochForm(**state["form"])
-            if step and form is None:
+            if step and type(state["form"]) is not str:
                 raise ValueError("it is a place within an unknown epoch")
             estimates = Estimates.read(state["estimates"])
         except Exception as error:  # what is no state fails in every way there is
@@ -107,7 +80,7 @@ class Kept:
                 reprlib.repr(state)[:80],
                 "Load the part of the checkpoint that holds the balancer's state.",
             ) from error
-        return cls(Position(epoch, step), num_steps, form, estimates)
+        return cls((epoch, step), num_steps, state["form"], estimates)
 
 
 class StateInCheckpoint(tf.train.experimental.PythonState):  # type: ignore[misc]
@@ -138,13 +111,14 @@ class Batches:
     Attributes:
         num_steps: of an epoch.
         job: what is planned for.
-        form: what its steps are cut from.
-        content: what the samples are, in words, as far as that is known without reading them all.
+        form: what its steps are cut from, in words.
+        source: of the samples.
+        session: of the run.
     """
 
     def __init__(
         self,
-        source: AbstractSource,
+        source: Source,
         session: KerasSession,
         workers: StrategyWorkers,
         *,
@@ -164,35 +138,37 @@ class Batches:
             )
         self.job = Job(workers.world_size, global_batch_size, tail_size=tail_size, bounds=bounds)
         self.job.cluster(self.job.caps())  # on every worker, rather than later on rank 0 alone
-        self.form = EpochForm(source.num_samples, global_batch_size, source.order)
-        self.content = source.content
-        self._source = source
+        self.form = (
+            f"an epoch of {source.num_samples} samples in steps of {global_batch_size}, "
+            f"{source.order}"
+        )
+        self.source = source
         self._rank = workers.rank
-        self._session = session
+        self.session = session
         self._deal: Deal | None = None
-        self._next = Position()
+        self._next: Position = (0, 0)
         self._handed_out: Position | None = None  # the step that was, and perhaps is not done
 
     @property
     def position(self) -> Position:
         """Where an interrupted run continues."""
-        last = self._handed_out
-        if last is None:
+        if self._handed_out is None:
             return self._next
-        done = last.step + (not self._session.steps.is_under_way)
-        return Position(last.epoch + done // self.num_steps, done % self.num_steps)
+        epoch, step = self._handed_out
+        done = step + (not self.session.steps.is_under_way)
+        return epoch + done // self.num_steps, done % self.num_steps
 
-    def go_to(self, position: Position, form: EpochForm | None = None) -> None:
+    def go_to(self, position: Position, form: str | None = None) -> None:
         """Begin there at the next iteration.
 
         Raises:
             ValueError: it is within an epoch of another form.
         """
-        if position.step and form not in (None, self.form):
+        if position[1] and form not in (None, self.form):
             raise invalid(
                 "Balancer.load_state_dict(state=...)",
                 f"be of {self.form}, as it is a place within an epoch",
-                str(form),
+                form,
                 "Go on with the data, the seed and the global batch size of then, or begin a new "
                 "epoch: `state_dict()` after an epoch's end fits any.",
             )
@@ -200,31 +176,31 @@ class Batches:
 
     def begin_epoch(self, epoch: int) -> None:
         """Begin ``epoch`` at the next iteration, or continue it if that was asked for."""
-        if self._next.epoch != epoch or self._handed_out is not None:
-            self.go_to(Position(epoch))
+        if self._next[0] != epoch or self._handed_out is not None:
+            self.go_to((epoch, 0))
 
     def __call__(self) -> Iterator[Any]:
         """Yield this worker's batches of one epoch."""
-        with self._session.noting():
-            steps = self._session.open()
+        with self.session.noting():
+            steps = self.session.open()
             steps.end_epoch()  # of one that was not read to its end
-            begun, self._next = self._next, Position(self._next.epoch + 1)
+            (epoch, first), self._next = self._next, (self._next[0] + 1, 0)
             size = self.job.global_batch_size
-            self._source.begin(begun.epoch, begun.step * size, num_samples=size)
-            for step in range(begun.step, self.num_steps):
-                yield self._step(steps, Position(begun.epoch, step))
+            self.source.begin(epoch, first * size, num_samples=size)
+            for step in range(first, self.num_steps):
+                yield self._step(steps, (epoch, step))
             steps.end_epoch()
 
     def _step(self, steps: TrainingSteps, position: Position) -> Any:
         """Return this worker's batch of a step, which begins with that."""
-        is_last = position.step == self.num_steps - 1
+        is_last = position[1] == self.num_steps - 1
         is_short = is_last and bool(self.job.tail_size)
         slots = self._slots(steps.next_plan(), is_short=is_short)
         began_s = perf_counter()
-        batch = self._source.take(slots)
+        batch = self.source.take(slots)
         data_s = perf_counter() - began_s
-        if is_last and (rows := self._source.end()) is not None:
-            self._session.compare(rows)  # raises if workers have read other samples in the epoch
+        if is_last and (rows := self.source.end()) is not None:
+            self.session.compare(rows)  # raises if workers have read other samples in the epoch
         self._handed_out = position
         num_samples = self.job.tail_size if is_short else self.job.global_batch_size
         steps.begin_step(len(slots), global_num_samples=num_samples, data_s=data_s)
@@ -240,17 +216,13 @@ class Batches:
 
 
 def distributed(
-    batches: Callable[[], Iterator[Any]],
+    batches: Batches,
     strategy: tf.distribute.Strategy,
-    *,
-    num_steps: int,
-    signature: Any,
     map_fn: Callable[..., Any] | None,
     num_parallel: int,
-    steps: TrainingSteps,
 ) -> Any:
     """Return the batches as ``strategy`` wants them, with nothing made ahead on the way."""
-
+    signature = batches.source.signature
     rows = tf.nest.map_structure(
         lambda spec: tf.TensorSpec((None, *spec.shape), spec.dtype), signature
     )
@@ -260,7 +232,7 @@ def distributed(
         data = data.take_while(lambda is_one, batch: is_one)
         data = data.map(lambda is_one, batch: batch)
         if map_fn is not None:
-            data = data.map(_mapped(map_fn, signature, num_parallel, steps))
+            data = data.map(_mapped(map_fn, signature, num_parallel, batches.session.steps))
         for function in functions:
             data = data.map(function)
         options = tf.data.Options()
@@ -268,7 +240,7 @@ def distributed(
         options.experimental_optimization.inject_prefetch = False
         return data.with_options(options)
 
-    return _unbuffered(make, strategy, num_steps)
+    return _unbuffered(make, strategy, batches.num_steps)
 
 
 def _unbuffered(
@@ -328,7 +300,10 @@ def _mapped(
 ) -> Callable[..., Any]:
     """Return ``map_fn`` for batches, some samples at a time, and measured."""
     is_tuple = isinstance(signature, tuple)
-    one = tf.data.Dataset.from_tensors(tf.nest.map_structure(_zeros, signature)).map(map_fn)
+    zeros = tf.nest.map_structure(
+        lambda spec: tf.zeros([size or 1 for size in spec.shape], spec.dtype), signature
+    )
+    one = tf.data.Dataset.from_tensors(zeros).map(map_fn)
 
     def on_sample(sample: Any) -> Any:
         return map_fn(*sample) if is_tuple else map_fn(sample)
@@ -344,7 +319,3 @@ def _mapped(
         return after(mapped, steps.end_work)
 
     return on_batch
-
-
-def _zeros(spec: tf.TensorSpec) -> tf.Tensor:
-    return tf.zeros([size or 1 for size in spec.shape], spec.dtype)

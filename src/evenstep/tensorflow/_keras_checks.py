@@ -17,19 +17,6 @@ from ._training_steps import weave
 _OF_REDUCTION = {"mean": ("sum_over_batch_size", "mean"), "sum": ("sum", "none", None)}
 
 
-def checked_size(global_batch_size: Any, world_size: int) -> int:
-    """Return the global batch size, if every worker gets a sample."""
-    if type(global_batch_size) is not int or global_batch_size < world_size:
-        raise invalid(
-            "Balancer(global_batch_size=...)",
-            f"be a whole number of at least {world_size}, one sample for each worker",
-            repr(global_batch_size),
-            "Give the samples of a step over all workers; a policy goes by its name, "
-            "`Balancer(policy=...)`.",
-        )
-    return global_batch_size
-
-
 def checked_bounds(bounds: Bounds) -> Bounds:
     """Return the bounds, if they can be kept here."""
     if bounds.vary != "size" or bounds.max == "probe":
@@ -63,17 +50,16 @@ def check_model(model: Any, strategy: tf.distribute.Strategy) -> None:
             "Write `with strategy.scope():` around what makes and compiles it.",
         )
     for layer in model._flatten_layers(include_self=False):
-        if isinstance(layer, keras.layers.BatchNormalization) and not layer.synchronized:
-            warn(
-                f"Layer {layer.name!r} normalises over each worker's own samples, so the result "
-                f"depends on the split, and a worker without samples in a short last step has "
-                f"statistics of NaN without `drop_remainder=True`. Use `GroupNormalization`."
+        if isinstance(layer, keras.layers.BatchNormalization):
+            problem = (
+                "waits for all workers in the middle of a forward, so that their times look equal "
+                "and nothing is balanced"
+                if layer.synchronized
+                else "normalises over each worker's own samples, so the result depends on the "
+                "split, and a worker without samples in a short last step has statistics of NaN "
+                "without `drop_remainder=True`"
             )
-        if isinstance(layer, keras.layers.BatchNormalization) and layer.synchronized:
-            warn(
-                f"Layer {layer.name!r} waits for all workers in the middle of a forward, so that "
-                f"their times look equal and nothing is balanced. Use `GroupNormalization`."
-            )
+            warn(f"Layer {layer.name!r} {problem}. Use `GroupNormalization`.")
         if getattr(layer, "activity_regularizer", None) is not None:
             warn(
                 f"The activity regularizer of layer {layer.name!r} bypasses the output, where "
@@ -88,24 +74,22 @@ def check_optimizer(optimizer: Any) -> None:
     Raises:
         ValueError: it is not a Keras optimizer.
     """
+    refused = functools.partial(invalid, "Balancer.prepare(..., optimizer)")
     if not isinstance(optimizer, keras.optimizers.Optimizer):
-        raise invalid(
-            "Balancer.prepare(..., optimizer)",
+        raise refused(
             "be a `keras.optimizers.Optimizer`",
             repr(optimizer),
             "Prepare the model first, then its optimizers.",
         )
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
-        raise invalid(
-            "Balancer.prepare(..., optimizer)",
+        raise refused(
             "scale no losses: a worker whose own gradient overflows skips the sum that others wait "
             "for, under plain Keras as well",
             "a `LossScaleOptimizer`",
             "Train in `mixed_bfloat16`, which needs none.",
         )
     if optimizer.gradient_accumulation_steps:
-        raise invalid(
-            "Balancer.prepare(..., optimizer)",
+        raise refused(
             "sum gradients over workers in every step",
             f"`gradient_accumulation_steps={optimizer.gradient_accumulation_steps}`",
             "Leave it out, and give a larger `global_batch_size`.",

@@ -14,13 +14,13 @@ import tensorflow as tf
 from tensorflow.python.eager import context  # not public: see `_abort_collectives`
 
 from .._exchange._exchange import Exchange
-from .._exchange._world_check import Facts, difference
+from .._exchange._world_check import difference
 from .._planner import Learnt, Plan, Planner
 from .._run._machine_reader import machine_reader_of
 from .._run._runtime import AbstractRuntime, RunRecord, RunSettings, lead, open_channel
-from ..exceptions import invalid
+from .._types import check_fields
 from ._source import Row, check_same_samples
-from ._strategy_workers import TENSORFLOW, ServiceRanks, StrategyWorkers, lost_behind
+from ._strategy_workers import GONE, TENSORFLOW, ServiceRanks, StrategyWorkers, lost_behind
 from ._training_steps import TrainingSteps
 
 
@@ -56,39 +56,14 @@ class Runtime(AbstractRuntime):
 
     def __post_init__(self) -> None:
         self.check_watch()
-        if not self.meeting_s > 0:
-            raise invalid(
-                "Runtime(meeting_s=...)",
-                "be positive",
-                self.meeting_s,
-                "Give as long as the slowest worker takes to its first step.",
-            )
+        remedy = "Give as long as the slowest worker takes to its first step."
+        check_fields(self, meeting_s=("positive", remedy))
 
 
 _VERDICT_S = 2.0
 _REMEDY = "Run the same script everywhere, and load the same state on every worker."
-_OF_COLLECTIVES = (
-    tf.errors.AbortedError,
-    tf.errors.CancelledError,
-    tf.errors.DeadlineExceededError,
-    tf.errors.InternalError,
-    tf.errors.UnavailableError,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class KerasRunSettings(RunSettings):
-    """What a run is opened with here.
-
-    Attributes:
-        runtime: heartbeats, the deadline, the line for people.
-        first_step: number of the first step, counted over the run.
-        alike: what has to be the same on all workers.
-    """
-
-    runtime: Runtime
-    first_step: int
-    alike: Facts
+Start = tuple[RunSettings, int, dict[str, str]]
+"""What a run is opened with, the number of its first step, and what all workers have alike."""
 
 
 @final
@@ -99,11 +74,13 @@ class KerasSession:
         self,
         workers: StrategyWorkers,
         steps: TrainingSteps,
-        settings: Callable[[], KerasRunSettings],
+        runtime: Runtime,
+        start: Callable[[], Start],
     ) -> None:
         self.steps = steps
         self._workers = workers
-        self._settings = settings
+        self._runtime = runtime
+        self._start = start
         self._ranks: ServiceRanks | None = None
         self._record: RunRecord | None = None
         self._exchange: Exchange | None = None
@@ -129,14 +106,13 @@ class KerasSession:
         """
         self.check_open()
         if not self.is_open:
-            settings = self._settings()
+            settings, self.steps.num_steps, alike = self._start()
             if self._workers.world_size > 1:
-                self._connect(settings)
+                self._connect(settings, alike)
             else:
                 job = settings.job
                 tail = (job.tail_size,) if job.tail_size else None
                 self.steps.plan = Plan(0, 0, (job.global_batch_size,), tail=tail)
-                self.steps.num_steps = settings.first_step
             self.is_open = True
         return self.steps
 
@@ -195,7 +171,7 @@ class KerasSession:
         if self._failure is not None and type(self._failure).__name__ in str(error):
             return self._failure
         exchange = self._exchange
-        if not isinstance(error, _OF_COLLECTIVES):
+        if not isinstance(error, (*GONE, tf.errors.DeadlineExceededError)):
             return None
         if exchange is None:
             return lost_behind(error, self._workers)
@@ -232,14 +208,13 @@ class KerasSession:
         self._exchange.close()
         self._record.end(self.steps.num_done if self._workers.rank == 0 else None)
 
-    def _connect(self, settings: KerasRunSettings) -> None:
-        workers, runtime, steps = self._workers, settings.runtime, self.steps
+    def _connect(self, settings: RunSettings, alike: dict[str, str]) -> None:
+        workers, runtime, steps = self._workers, self._runtime, self.steps
         # On every rank, though rank 0 alone uses it: what it refuses, all of them should learn.
         planner = Planner(settings.policy, settings.job)
         atexit.register(self._say_goodbye)
         ranks = ServiceRanks(workers, wait_s=runtime.meeting_s, deadline_s=runtime.deadline_s)
-        remedies = dict.fromkeys(settings.alike[""], _REMEDY)
-        different = difference(ranks.collect(settings.alike), remedies)
+        different = difference(ranks.collect({"": alike}), dict.fromkeys(alike, _REMEDY))
         if different is not None:
             raise ValueError(different)
         record = RunRecord(runtime, speaks=workers.rank == 0)
@@ -257,12 +232,12 @@ class KerasSession:
         # Who is waited for while epochs are compared may be lost, or have ended its run.
         ranks.look = lambda: exchange.need_all(steps.num_steps)
         self._ranks, self._record, self._exchange = ranks, record, exchange
-        steps.begin(exchange, machine_reader_of(settings.policy), first_step=settings.first_step)
+        steps.begin(exchange, machine_reader_of(settings.policy))
         record.start()
         exchange.start()
         if workers.rank == 0:
-            devices = ["tensorflow"] * workers.world_size
             hosts = workers.hosts
+            devices = ["tensorflow"] * len(hosts)
             lead(
                 exchange,
                 planner,

@@ -5,9 +5,9 @@ Checksums of every epoch show whether all workers read the same samples in the s
 
 from __future__ import annotations
 
-import abc
 import zlib
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from typing import Any, final
 
 import numpy as np
@@ -16,6 +16,8 @@ import tensorflow as tf
 from .._exchange._world_check import listed
 from .._types import IntArray
 from ..exceptions import invalid
+
+_refused = partial(invalid, "Balancer.dataset(source)")
 
 _VARIED = 8  # distinct values from which on a part of the samples says something of their order
 _ELEMENTS = 256  # of a part that a checksum is of, spread over it
@@ -81,8 +83,7 @@ def check_same_samples(reported: Sequence[list[Row]]) -> None:
         ValueError: they have; the message names the ranks.
     """
     for kind, groups in _findings(reported):
-        raise invalid(
-            "Balancer.dataset(source)",
+        raise _refused(
             "be a pipeline that gives the same samples in the same order on all workers",
             f"{kind} on {' | '.join(map(listed, groups))} in this epoch",
             "Iterate over it, or peek into it, on all workers or on none, as each iteration may "
@@ -133,41 +134,16 @@ _STEPS_AHEAD = 2
 _MOST_STEPS, _MOST_BYTES = 4, 1 << 18
 
 
-class AbstractSource(abc.ABC):
-    """Samples of an epoch in one global order, the same on all workers.
+@final
+class ArraySource:
+    """Samples of an epoch in one global order: rows of arrays, by a seed and the epoch's number.
 
     Attributes:
         num_samples: of an epoch.
         signature: of one sample, nested as the user's.
         order: what draws the order, in words: the same for the same order.
-        content: what the samples are, in words: the same for the same samples.
-    """
-
-    num_samples: int
-    signature: Any
-    order: str
-    content: str
-
-    @abc.abstractmethod
-    def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
-        """Begin ``epoch`` at position ``first``, to be taken ``num_samples`` at a time."""
-
-    @abc.abstractmethod
-    def take(self, slots: IntArray) -> Any:
-        """Return some of the next step's samples, stacked and nested as the user's.
-
-        Args:
-            slots: which of them are wanted, ascending; a short last step has fewer of them.
-        """
-
-    @abc.abstractmethod
-    def end(self) -> list[Row] | None:
-        """Return checksums of the whole epoch; None where all workers have the same for sure."""
-
-
-@final
-class ArraySource(AbstractSource):
-    """Arrays of as many rows, shuffled by a seed and the epoch's number.
+        content: what the samples are, in words: the same for the same samples, as far as that is
+            known without reading them all.
 
     Raises:
         ValueError: the arrays have no rows, or not as many.
@@ -178,8 +154,7 @@ class ArraySource(AbstractSource):
         flat = tf.nest.flatten(self._arrays)
         lengths = {len(array) if array.ndim else 0 for array in flat}
         if len(lengths) != 1 or not min(lengths, default=0) or flat[0].dtype == object:
-            raise invalid(
-                "Balancer.dataset(source)",
+            raise _refused(
                 "be arrays with as many rows each, or a `tf.data.Dataset` of single samples",
                 sorted(lengths) or type(arrays).__name__,
                 "Turn what has a length and an index into a `tf.data.Dataset`, or pad its rows.",
@@ -196,23 +171,29 @@ class ArraySource(AbstractSource):
         self._first = self._step_size = 0
 
     def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
+        """Begin ``epoch`` at position ``first``, to be taken ``num_samples`` at a time."""
         self._first, self._step_size = first, num_samples
         if self._shuffle:
             generator = np.random.default_rng([self._seed, epoch])
             self._order = generator.permutation(self.num_samples)
 
     def take(self, slots: IntArray) -> Any:
+        """Return some of the next step's samples, stacked and nested as the user's.
+
+        Args:
+            slots: which of them are wanted, ascending; a short last step has fewer of them.
+        """
         rows = self._order[self._first + slots]
         self._first += self._step_size
         return tf.nest.map_structure(lambda array: array[rows], self._arrays)
 
-    def end(self) -> list[Row] | None:
-        return None
+    def end(self) -> None:
+        """Return nothing: all workers have the same samples for sure."""
 
 
 @final
-class PipelineSource(AbstractSource):
-    """A pipeline of single samples that every worker reads whole, to keep its own.
+class PipelineSource:
+    """As ``ArraySource``, of a pipeline that every worker reads whole, to keep its own samples.
 
     Whole global steps are put together by TensorFlow, some of them ahead: they have the same
     samples under any plan, and own ones are cut out when it is known. Several steps are read at
@@ -239,10 +220,10 @@ class PipelineSource(AbstractSource):
         self._first = self._num_rows = self._step_size = 0  # rows of the block
 
     def begin(self, epoch: int, first: int, *, num_samples: int) -> None:
+        """Begin ``epoch`` likewise."""
         pipeline = self._checked(epoch)
         if _length(pipeline) != self.num_samples:
-            raise invalid(
-                "Balancer.dataset(source)",
+            raise _refused(
                 f"return equally many samples for every epoch, {self.num_samples}",
                 f"{_length(pipeline)} for epoch {epoch}",
                 "Other data is for another run, with a `Balancer` of its own.",
@@ -255,6 +236,7 @@ class PipelineSource(AbstractSource):
         self._tally.begin()
 
     def take(self, slots: IntArray) -> Any:
+        """Return some of the next step's samples likewise."""
         if self._first >= self._num_rows:
             self._block = next(self._blocks)
             self._first, self._num_rows = 0, len(tf.nest.flatten(self._block)[0])
@@ -265,7 +247,8 @@ class PipelineSource(AbstractSource):
             self._block = None  # a large step is not to stay in memory while it is trained on
         return tf.nest.map_structure(lambda part: part[rows], block)
 
-    def end(self) -> list[Row] | None:
+    def end(self) -> list[Row]:
+        """Return checksums of the whole epoch."""
         for left_out in self._blocks:  # by `drop_remainder`
             self._tally.add(left_out)
         return self._tally.rows()
@@ -279,7 +262,10 @@ class PipelineSource(AbstractSource):
         return pipeline
 
 
-def source_of(source: Any, *, shuffle: bool, seed: int) -> AbstractSource:
+Source = ArraySource | PipelineSource
+
+
+def source_of(source: Any, *, shuffle: bool, seed: int) -> Source:
     """Return the source that ``source`` stands for.
 
     Raises:
@@ -313,8 +299,7 @@ def _is_dataset(source: Any) -> bool:
 
 def _length(pipeline: tf.data.Dataset) -> int:
     if not _is_dataset(pipeline):
-        raise invalid(
-            "Balancer.dataset(source)",
+        raise _refused(
             "be, or return for an epoch's number, a `tf.data.Dataset`",
             type(pipeline).__name__,
             "Give arrays, a pipeline of single samples, or a function that returns one.",
@@ -322,8 +307,7 @@ def _length(pipeline: tf.data.Dataset) -> int:
     length = int(pipeline.cardinality())
     if length < 1:
         named = {-1: "an endless one", -2: "one of unknown length"}.get(length, "an empty one")
-        raise invalid(
-            "Balancer.dataset(source)",
+        raise _refused(
             "have a length",
             named,
             "Say it by `.apply(tf.data.experimental.assert_cardinality(n))`, and leave `repeat()` "
@@ -334,12 +318,10 @@ def _length(pipeline: tf.data.Dataset) -> int:
 
 def _check_single(pipeline: Any) -> None:
     """Raise if the last stages of a pipeline make batches."""
-    stage = pipeline
-    while any(name in type(stage).__name__ for name in _PASSING):
-        stage = getattr(stage, "_input_dataset", None)
-    if any(name in type(stage).__name__ for name in _BATCHED):
-        raise invalid(
-            "Balancer.dataset(source)",
+    kinds = [type(stage).__name__ for stage in _stages(pipeline)]
+    last = next((kind for kind in kinds if not any(name in kind for name in _PASSING)), "")
+    if any(name in last for name in _BATCHED):
+        raise _refused(
             "be a pipeline of single samples",
             "one that makes batches",
             "Leave `.batch(...)` out: every worker's batch is sized here.",
@@ -350,8 +332,7 @@ def _check_dense(pipeline: tf.data.Dataset) -> None:
     """Raise if samples hold what is no array, of which a step is not cut by rows."""
     for part in tf.nest.flatten(pipeline.element_spec):
         if not isinstance(part, tf.TensorSpec):
-            raise invalid(
-                "Balancer.dataset(source)",
+            raise _refused(
                 "be a pipeline of dense samples, all of one shape",
                 type(part).__name__.removesuffix("Spec"),
                 "Pad them first, by `ragged.to_tensor()` or `tf.sparse.to_dense(sparse)`.",
@@ -363,8 +344,7 @@ def _check_seeded(pipeline: Any) -> None:
     for stage in _stages(pipeline):
         seeds = _seeds(stage)
         if seeds and not any(map(int, seeds)):
-            raise invalid(
-                "Balancer.dataset(source)",
+            raise _refused(
                 "be shuffled alike on all workers",
                 "a `shuffle` without a seed",
                 "Write `.shuffle(size, seed=...)`: each worker keeps its part of one order.",

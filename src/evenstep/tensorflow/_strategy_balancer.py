@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import inspect
 import os
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Literal, Self
 
@@ -14,16 +16,22 @@ import tensorflow as tf
 from .._exchange._world_check import described
 from .._planner import Bounds
 from .._run._estimates import Estimates
-from .._run._runtime import checked_policy, checked_reduction
+from .._run._runtime import RunSettings, checked_policy, checked_reduction
+from .._types import check_range
 from ..exceptions import invalid
 from ..policies import AbstractPolicy
 from ._dataset import Batches, Kept, StateInCheckpoint, distributed
-from ._fit import Fit, FitByWorkers
-from ._keras_checks import check_model, check_optimizer, checked_bounds, checked_size
-from ._keras_session import KerasRunSettings, KerasSession, Runtime
+from ._fit import FitByWorkers, are_same, arrays_in, as_keras, is_arrays
+from ._keras_checks import (
+    check_compiled,
+    check_model,
+    check_optimizer,
+    checked_bounds,
+)
+from ._keras_session import KerasSession, Runtime, Start
 from ._source import source_of
 from ._strategy_workers import workers_of
-from ._training_steps import TrainingSteps, weave_into_model, weave_into_optimizer
+from ._training_steps import TrainingSteps, weave, weave_into_model, weave_into_optimizer
 
 
 class Balancer:
@@ -75,28 +83,27 @@ class Balancer:
     ) -> None:
         self._workers = workers_of(strategy)
         self._strategy = strategy
-        self._global_batch_size = checked_size(global_batch_size, self._workers.world_size)
+        remedy = (
+            "Give the samples of a step over all workers, one sample for each worker at least; a "
+            "policy goes by its name, `Balancer(policy=...)`."
+        )
+        rule = f"an integer of at least {self._workers.world_size}"
+        check_range("Balancer(global_batch_size=...)", global_batch_size, rule, remedy)
+        self._global_batch_size = global_batch_size
         self._policy = checked_policy(policy)
         self._bounds = checked_bounds(bounds)
-        self._runtime = runtime
         self._batches: Batches | None = None
         self._dataset: Any = None
-        self._woven: list[Any] = []
+        self._models: list[Any] = []
+        self._optimizers: list[Any] = []
         self._kept = Kept()
         self._steps = TrainingSteps(
             self._workers.world_size,
             checked_reduction(loss_reduction),
-            num_optimizers=lambda: sum(
-                isinstance(part, keras.optimizers.Optimizer) for part in self._woven
-            ),
+            num_optimizers=lambda: len(self._optimizers),
         )
-        self._session = KerasSession(self._workers, self._steps, self._settings)
-        self._fit = Fit(
-            self._session,
-            self._global_batch_size,
-            make=self.dataset,
-            made=lambda: self._dataset,
-        )
+        self._session = KerasSession(self._workers, self._steps, runtime, self._start)
+        self._made_of: list[Any] = []  # the training data, where it is arrays that `fit` was given
 
     def prepare(self, model: Any, *optimizers: Any) -> Any:
         """Return the model, or it and its optimizers, ready for balanced steps.
@@ -115,12 +122,11 @@ class Balancer:
         self._session.check_open()
         check_model(model, self._strategy)
         for optimizer in optimizers:
-            check_optimizer(optimizer)
+            self._weave_optimizer(optimizer)
         if self._workers.world_size > 1:
             self._weave(model)
-            for optimizer in optimizers:
-                self._weave_optimizer(optimizer)
-        self._fit.install(model)
+        weave(model, "fit", partial(self._fit, model))
+        weave(model, "evaluate", self._evaluate)
         return (model, *optimizers) if optimizers else model
 
     def dataset(
@@ -173,15 +179,8 @@ class Balancer:
         )
         batches.go_to(self._kept.position, self._kept.form)
         self._batches = batches
-        self._dataset = distributed(
-            batches,
-            self._strategy,
-            num_steps=batches.num_steps,
-            signature=samples.signature,
-            map_fn=map_fn,
-            num_parallel=num_parallel_calls or os.cpu_count() or 1,
-            steps=self._steps,
-        )
+        num_parallel = num_parallel_calls or os.cpu_count() or 1
+        self._dataset = distributed(batches, self._strategy, map_fn, num_parallel)
         return self._dataset
 
     def callback(self) -> keras.callbacks.Callback:
@@ -265,56 +264,84 @@ class Balancer:
         if cause is not None:
             raise cause from error
 
+    def _fit(self, model: keras.Model, fit: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Run ``fit``, which takes arrays as in plain Keras, in steps of the global batch size.
+
+        Arrays become the training data, shuffled unless ``fit(shuffle=False)``, and the last
+        ``validation_split`` of them the data that each epoch is judged on. The same arrays may be
+        given again: the orders of epochs continue.
+        """
+        with self._session.ending():
+            is_alone = self._workers.world_size == 1
+            if model.compiled and not is_alone:
+                check_compiled(model, self._steps.loss_reduction)
+            given = inspect.signature(fit).bind(*args, **kwargs).arguments
+            if is_arrays(given.get("x")):
+                source, shuffle, made_of, rest = arrays_in(given, self._global_batch_size)
+                if self._dataset is None or not are_same(made_of, self._made_of):
+                    self.dataset(tf.nest.map_structure(as_keras, source), shuffle=shuffle)
+                    self._made_of = made_of
+                given = {"x": self._dataset, "shuffle": False, **rest}
+            elif not (is_alone or given.get("x") is self._dataset):
+                raise invalid(
+                    "Model.fit(x)",
+                    "be arrays, or what `balancer.dataset(...)` returned",
+                    type(given.get("x")).__name__,
+                    "Give a `tf.data.Dataset` of single samples to `balancer.dataset(...)` first.",
+                )
+            if not is_alone:
+                # Before Keras makes variables: their collectives would wait for a lost worker.
+                self._session.open()
+            return fit(**given)
+
+    def _evaluate(self, evaluate: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        x = inspect.signature(evaluate).bind(*args, **kwargs).arguments.get("x")
+        if self._workers.world_size > 1 and x is not None and x is self._dataset:
+            raise invalid(
+                "Model.evaluate(x)",
+                "be data as it is, in `fit(validation_data=...)` too",
+                "what `balancer.dataset(...)` returned, of which every batch is trained on",
+                "Give the arrays, or a `tf.data.Dataset` with its `.batch(...)`.",
+            )
+        return evaluate(*args, **kwargs)
+
     def _weave(self, model: Any) -> None:
-        if self._is_woven(model):
+        if any(model is known for known in self._models):
             raise invalid(
                 "Balancer.prepare(model)",
                 "be given each model once",
                 repr(model.name),
                 "Its forwards would be weighted twice.",
             )
-        self._woven.append(model)
+        self._models.append(model)
         weave_into_model(model, self._steps)
-        FitByWorkers(model, self._strategy, self._session, self._weave_found).install()
+        FitByWorkers(model, self._strategy, self._session, self._weave_optimizer).install()
 
-    def _weave_found(self, optimizer: Any) -> bool:
-        """Make an optimizer known; return whether it was not yet."""
-        if self._is_woven(optimizer):
+    def _weave_optimizer(self, optimizer: Any) -> bool:
+        """Make an optimizer known, if it can be balanced; return whether it was not yet."""
+        if any(optimizer is known for known in self._optimizers):
             return False
         check_optimizer(optimizer)
-        self._weave_optimizer(optimizer)
+        self._optimizers.append(optimizer)
+        if self._workers.world_size > 1:
+            weave_into_optimizer(optimizer, self._session.gradients_done)
         return True
 
-    def _weave_optimizer(self, optimizer: Any) -> None:
-        self._woven.append(optimizer)
-        weave_into_optimizer(optimizer, self._session.gradients_done)
-
-    def _is_woven(self, part: Any) -> bool:
-        return any(part is woven for woven in self._woven)
-
-    def _settings(self) -> KerasRunSettings:
-        """Return what the run is opened with."""
+    def _start(self) -> Start:
         batches, kept = self._batches, self._kept
         if batches is None:
             raise RuntimeError("`balancer.dataset(...)` comes before training.")
-        form, at = batches.form, batches.position
+        source, (epoch, step) = batches.source, batches.position
         alike = {
-            "`Balancer(global_batch_size=...)`": form.global_batch_size,
-            "The number of samples": form.num_samples,
-            "The order of samples": form.order,
-            "The type and content of the samples": batches.content,
+            "`Balancer(global_batch_size=...)`": self._global_batch_size,
+            "The number of samples": source.num_samples,
+            "The order of samples": source.order,
+            "The type and content of the samples": source.content,
             "The number of steps in an epoch": batches.num_steps,
             "`Balancer(loss_reduction=...)`": self._steps.loss_reduction,
             "`Balancer(bounds=...)`": described(self._bounds),
-            "The place to begin at": f"step {at.step} of epoch {at.epoch}",
+            "The place to begin at": f"step {step} of epoch {epoch}",
             "The number of steps done": kept.num_steps,
         }
-        return KerasRunSettings(
-            policy=self._policy,
-            job=batches.job,
-            num_steps=batches.num_steps,
-            estimates=kept.estimates,
-            runtime=self._runtime,
-            first_step=kept.num_steps,
-            alike={"": {name: str(value) for name, value in alike.items()}},
-        )
+        settings = RunSettings(self._policy, batches.job, batches.num_steps, kept.estimates)
+        return settings, kept.num_steps, {name: str(value) for name, value in alike.items()}

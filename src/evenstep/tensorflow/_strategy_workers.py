@@ -10,6 +10,7 @@ import re
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from time import monotonic
 from typing import Any, final
 
@@ -21,6 +22,7 @@ from .._exchange._message_kinds import ENDED, ThreadLocation
 from .._exchange._threads import Framework, file_of, frame_of, line_of_user
 from ..exceptions import WorkerLostError, invalid
 
+_refused = partial(invalid, "Balancer(strategy=...)")
 _JOBS = ("chief", "worker")  # in the order of ranks
 
 
@@ -51,8 +53,7 @@ def workers_of(strategy: Any) -> StrategyWorkers:
         ValueError: it cannot be balanced.
     """
     if not isinstance(strategy, tf.distribute.Strategy):
-        raise invalid(
-            "Balancer(strategy=...)",
+        raise _refused(
             "be a `tf.distribute.Strategy`",
             repr(strategy),
             "Give `tf.distribute.MultiWorkerMirroredStrategy()`.",
@@ -61,16 +62,14 @@ def workers_of(strategy: Any) -> StrategyWorkers:
     workers = cluster_of(strategy)
     world_size = workers.world_size
     if strategy.num_replicas_in_sync != world_size:
-        raise invalid(
-            "Balancer(strategy=...)",
+        raise _refused(
             f"have one replica for each of its {world_size} workers",
             strategy.num_replicas_in_sync,
             "Start one process for each device, each with its own entry in TF_CONFIG, and let it "
             "see that device alone (CUDA_VISIBLE_DEVICES).",
         )
     if num_named > world_size:
-        raise invalid(
-            "Balancer(strategy=...)",
+        raise _refused(
             f"have the {num_named} workers of TF_CONFIG",
             world_size,
             "Each process would train alone: use `tf.distribute.MultiWorkerMirroredStrategy`.",
@@ -83,8 +82,7 @@ def cluster_of(strategy: tf.distribute.Strategy) -> StrategyWorkers:
     resolver = strategy.cluster_resolver
     spec = {} if resolver is None else resolver.cluster_spec().as_dict()
     if "ps" in spec:
-        raise invalid(
-            "Balancer(strategy=...)",
+        raise _refused(
             "sum gradients over its workers",
             type(strategy).__name__,
             "Use `tf.distribute.MultiWorkerMirroredStrategy`.",
@@ -154,13 +152,20 @@ TENSORFLOW = Framework(
 
 _LOOK_S = 1.0
 _TASK = re.compile(r"/job:(\w+)/(?:replica:\d+/)?task:(\d+)")
-_OF_SERVICE = (
+GONE = (
     tf.errors.AbortedError,
     tf.errors.CancelledError,
-    tf.errors.FailedPreconditionError,
     tf.errors.InternalError,
     tf.errors.UnavailableError,
 )
+"""What a collective, or the service, raises where a worker is gone."""
+
+
+def next_prefix(service: Any) -> str:
+    """Return a prefix of keys that was not used before; all workers count alike."""
+    number = getattr(service, "_evenstep_runs", 0)  # the service never forgets a name
+    service._evenstep_runs = number + 1
+    return f"evenstep/{number}"
 
 
 @final
@@ -186,9 +191,8 @@ class ServiceRanks:
         self._wait_s = wait_s
         self._limit_s = _LOOK_S + deadline_s
         self._service = context.context()
-        number = getattr(self._service, "_evenstep_runs", 0)  # the service never forgets a name
-        self._service._evenstep_runs = number + 1
-        self._keys = (f"evenstep/{number}/{each}" for each in itertools.count())
+        prefix = next_prefix(self._service)
+        self._keys = (f"{prefix}/{each}" for each in itertools.count())
 
     def share(self, value: Any) -> Any:
         """Return on every worker what rank 0 was called with.
@@ -284,7 +288,7 @@ class ServiceRanks:
             answer, error = answers.get(timeout=self._limit_s)
         except queue.Empty:
             raise _lost(self._workers, 0) from None
-        if isinstance(error, _OF_SERVICE):
+        if isinstance(error, (*GONE, tf.errors.FailedPreconditionError)):
             raise (lost_behind(error, self._workers) or error) from error
         if error is not None:
             raise error

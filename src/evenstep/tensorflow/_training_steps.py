@@ -81,11 +81,9 @@ class TrainingSteps:
         self.forwarding: str | None = None
         self.is_resting = False
 
-    def begin(
-        self, exchange: Exchange, machine: MachineReader | None = None, *, first_step: int = 0
-    ) -> None:
+    def begin(self, exchange: Exchange, machine: MachineReader | None = None) -> None:
         """Begin a run of several workers; one alone has its plan, and no exchange."""
-        self._exchange, self._machine, self.num_steps = exchange, machine, first_step
+        self._exchange, self._machine = exchange, machine
 
     @property
     def is_under_way(self) -> bool:
@@ -414,13 +412,13 @@ def _weighted_before(tensor: Any) -> str | None:
         if operation.name.rpartition("/")[2].startswith(_WEIGHTED):
             return str(operation.name)
         outside = getattr(operation.graph, "captures", ())
-        waiting.extend(outer for outer, inner in outside if inner is source and _is_in_graph(outer))
+        waiting.extend(
+            outer
+            for outer, inner in outside
+            if inner is source and hasattr(outer, "op") and not hasattr(outer, "numpy")
+        )
         waiting.extend(operation.inputs)
     return None
-
-
-def _is_in_graph(tensor: Any) -> bool:
-    return not hasattr(tensor, "numpy") and hasattr(tensor, "op")
 
 
 def _like(copy: tf.Tensor, value: tf.Tensor) -> tf.Tensor:

@@ -6,57 +6,35 @@ import ast
 import difflib
 import io
 import os
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Sequence
+from itertools import product
 from pathlib import Path
-from typing import Final, final
+from typing import Final
 
 import numpy as np
 
 from .._diagnosis import Phase
+from .._types import IntArray
 from ._counterfactuals import OWN_S, Counterfactuals, SpeedUp, WatchedSteps, foresee
 from ._script_flow import Binding, Script, bindings_of, dotted, targets
-from ._watched_run import CallSite, WatchedRun
+from ._step_records import Row
+from ._watched_run import CallSite
 
 _IMPORT = "from evenstep.torch import Balancer"
 _HARMLESS = ("dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers")
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class ScriptPatch:
-    """How a script changes.
-
-    Attributes:
-        diff: for ``git apply`` or ``patch -p1``; empty where it is not certain.
-        by_hand: what to do instead, or besides, a line each.
-        folder: where the diff applies; empty for the folder that the script's path begins in.
-    """
-
-    diff: str
-    by_hand: tuple[str, ...] = ()
-    folder: str = ""
+_Place = tuple[ast.stmt, str, str]
+"""The statement after which the balancer comes, and the names of model and loader there."""
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """After which line the balancer comes, with which names.
-
-    Attributes:
-        after: the statement before it.
-        model, loader: their names there.
-    """
-
-    after: ast.stmt
-    model: str
-    loader: str
-
-
-def patched(source: str, path: str, *, model_line: int, loader_line: int) -> ScriptPatch:
-    """Return the change to a script that prepares its model and its loader.
+def patched(source: str, path: str, *, model_line: int, loader_line: int) -> tuple[str, ...]:
+    """Return as lines what a script needs to have its model and its loader prepared.
 
     The script is read, never run. Right for names that can be followed in one file, where each
-    part goes one way only; whatever else there is gets words, and no diff.
+    part goes one way only: then the last line is the change, for ``git apply`` or ``patch -p1``.
+    Whatever else there is gets words, and no diff.
 
     Args:
         source: the script's text.
@@ -67,22 +45,30 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> Scr
     try:
         script = Script(source)
     except (SyntaxError, ValueError):
-        return ScriptPatch("", (f"{path} cannot be read as Python",))
-    if script.uses("evenstep"):
-        return ScriptPatch("", (f"{path} imports evenstep already",))
+        return (f"{path} cannot be read as Python",)
+    if re.search(r"^\s*(import|from)\s.*\bevenstep\b", source, re.MULTILINE):
+        return (f"{path} imports evenstep already",)
     calls = script.made_at(model_line, "model"), script.made_at(loader_line, "loader")
     words = by_hand([f"{path}:{model_line}"], [f"{path}:{loader_line}"])
     if calls[0] is None or calls[1] is None:
-        return ScriptPatch("", words)
+        return words
     models = bindings_of(script, calls[0], "model")
     loaders = bindings_of(script, calls[1], "loader")
     found = next(_places(script, models, loaders), None)
     lines = list(io.StringIO(source, newline=""))
-    if found is None or not _stands_alone(found.after, lines):
-        return ScriptPatch("", words)
-    besides = _steps_loop(path) if script.called(calls[0]) == "fully_shard" else ()
+    if found is None or not _stands_alone(found[0], lines):
+        return words
     folder, name = os.path.split(path) if os.path.isabs(path) else ("", path)
-    return ScriptPatch(_diff(script, lines, name, found), besides, folder)
+    where = f" in {folder}" if folder else ""
+    change = f"the change, for `git apply`{where}:\n{_diff(script, lines, name, found)}"
+    if script.called(calls[0]) != "fully_shard":
+        return (change,)
+    return (
+        f"FSDP2 is measured in loops over steps only: in {path}, `for batch in loader:` becomes "
+        "`for step in loader.steps():` with `for batch in step:` around forward and backward "
+        "(docs/loops.md#fsdp2)",
+        change,
+    )
 
 
 def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, ...]:
@@ -92,12 +78,12 @@ def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, .
         models_at: the lines where its models are made.
         loaders_at: likewise of loaders that train, or may.
     """
-    num_models = len(models_at)
-    names = [f"model_{number}" for number in range(1, num_models + 1)]
-    parts = ", ".join([*(names if num_models > 1 else ["model"]), "loader"])
-    models = "the model" if num_models == 1 else "all models that train"
+    names, models, at_once = ["model"], "the model", ""
+    if len(models_at) > 1:
+        names = [f"model_{number}" for number in range(1, len(models_at) + 1)]
+        models, at_once = "all models that train", ", all in one call"
+    parts = ", ".join([*names, "loader"])
     loader = "the loader" if len(loaders_at) == 1 else "the loader that trains"
-    at_once = ", all in one call" if num_models > 1 else ""
     several = (
         "if a step reads several of these loaders, make one data set of them first: "
         "docs/data.md#several-loaders"
@@ -111,14 +97,6 @@ def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, .
     )
 
 
-def _steps_loop(path: str) -> tuple[str, ...]:
-    return (
-        f"FSDP2 is measured in loops over steps only: in {path}, `for batch in loader:` becomes "
-        "`for step in loader.steps():` with `for batch in step:` around forward and backward "
-        "(docs/loops.md#fsdp2)",
-    )
-
-
 def _places(
     script: Script, models: Sequence[Binding], loaders: Sequence[Binding]
 ) -> Iterator[_Place]:
@@ -129,7 +107,7 @@ def _places(
                 continue
             after = _meeting(script, model, loader)
             if after is not None and not _is_used_before(script, loader, after):
-                yield _Place(after, model.name, loader.name)
+                yield after, model.name, loader.name
 
 
 def _meeting(script: Script, model: Binding, loader: Binding) -> ast.stmt | None:
@@ -139,22 +117,14 @@ def _meeting(script: Script, model: Binding, loader: Binding) -> ast.stmt | None
         return None
     given.sort(key=lambda one: one[0].lineno)
     (first, first_name), (last, last_name) = given[0], given[-1]
-    if first is last:
-        return last
-    blocks = [script.block_of(last), *(script.block_of(one) for one in script.compounds(last))]
-    if any(script.block_of(first) is block for block in blocks):
+    both = product([first, *script.compounds(first)], [last, *script.compounds(last)])
+    one, other = next(pair for pair in both if script.block_of(pair[0]) is script.block_of(pair[1]))
+    if one is first:
         return last
     # The first is deeper in: in a branch, which the other configurations of the script skip.
-    outer = [first, *script.compounds(first)]
     if not _is_there_anyhow(script, first, first_name):
         return None
-    mine = [script.block_of(one) for one in outer]
-    if any(script.block_of(last) is block for block in mine):
-        return last
-    for one in [last, *script.compounds(last)]:
-        if any(script.block_of(one) is block for block in mine):
-            return one if _is_there_anyhow(script, last, last_name) else None
-    return None
+    return other if other is last or _is_there_anyhow(script, last, last_name) else None
 
 
 def _is_there_anyhow(script: Script, statement: ast.stmt, name: str) -> bool:
@@ -209,14 +179,16 @@ def _stands_alone(statement: ast.stmt, lines: Sequence[str]) -> bool:
 
 def _diff(script: Script, lines: Sequence[str], path: str, place: _Place) -> str:
     newline = "\r\n" if lines[0].endswith("\r\n") else "\n"
-    free = next(name for name in ("balancer", "evenstep_balancer") if not script.uses(name))
-    keeps = place.model.startswith("self.") and place.loader.startswith("self.")
+    statement, model, loader = place
+    is_taken = any(re.search(r"\bbalancer\b", line) for line in lines)
+    free = "evenstep_balancer" if is_taken else "balancer"
+    keeps = model.startswith("self.") and loader.startswith("self.")
     balancer = f"self.{free}" if keeps else free
-    parts = f"{place.model}, {place.loader}"
-    first = lines[place.after.lineno - 1]
+    parts = f"{model}, {loader}"
+    first = lines[statement.lineno - 1]
     indent = first[: len(first) - len(first.lstrip())]
     added = [f"{balancer} = Balancer()", f"{parts} = {balancer}.prepare({parts})"]
-    after = place.after.end_lineno or place.after.lineno
+    after = statement.end_lineno or statement.lineno
     new = list(lines)
     if not new[after - 1].endswith(("\n", "\r")):
         new[after - 1] += newline
@@ -259,86 +231,50 @@ _RECIPES = {
 }
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class WatchAdvice:
-    """What to do about what was seen.
+def advice_notes(kind: str, sites: Sequence[CallSite], rows: Sequence[Row]) -> tuple[str, ...]:
+    """Return what to do about a run that was watched, as lines.
 
-    Attributes:
-        speed_ups: what other splits would bring, or why that cannot be known.
-        to_do: what to do, a line each.
-        diff: the change to the user's own file; empty where there is none, or none is certain.
-        folder: where the diff applies; empty for the one that paths are shown relative to.
-    """
-
-    speed_ups: str
-    to_do: tuple[str, ...]
-    diff: str = ""
-    folder: str = ""
-
-    def notes(self) -> tuple[str, ...]:
-        """Return it as lines; the diff is one, with all of its own."""
-        where = f" in {self.folder}" if self.folder else ""
-        change = (f"the change, for `git apply`{where}:\n{self.diff}",) if self.diff else ()
-        return (self.speed_ups, *self.to_do, *change)
-
-
-def advice_notes(run: WatchedRun) -> tuple[str, ...]:
-    """Return what a watch says at its end, on scripts of this machine."""
-    return advice_on(run, folder=os.getcwd(), source_of=_text_of).notes()
-
-
-def _text_of(file: str) -> str | None:
-    try:
-        return Path(file).read_bytes().decode("utf-8")
-    except (OSError, UnicodeDecodeError):
-        return None
-
-
-def advice_on(
-    run: WatchedRun, *, folder: str, source_of: Callable[[str], str | None]
-) -> WatchAdvice:
-    """Return what to do about a run that was watched.
+    First what other splits would bring, or why that cannot be known; then what to do. The change
+    to the user's own file comes last, a line with all of its own, if there is one.
 
     Args:
-        run: what was seen.
-        folder: what paths are shown relative to.
-        source_of: the text of a file; None where it cannot be read.
+        kind: how gradients are exchanged: ``"DDP"``, ``"FSDP2"``, ``"FSDP1"`` or ``"Keras"``.
+        sites: where the script made its model and its loader; rank 0's.
+        rows: the newest steps.
     """
-    if run.kind == "FSDP1":
+    if kind == "FSDP1":
         sentence = "FSDP1 cannot be balanced, and no speed-up of another split is known"
-        return WatchAdvice(sentence, ("FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2",))
+        return sentence, "FSDP2 (`fully_shard`) can: docs/loops.md#fsdp2"
+    spent_us = np.array([[one.spent_us for one in row] for row in rows])
+    num_steps = np.array([row[0].num_steps for row in rows])
     foreseen = foresee(
         WatchedSteps.of(
-            run.spent_us,
-            num_steps=run.num_steps,
-            num_samples=run.num_samples,
-            size=run.size,
-            own_s=_own_s(run),
+            spent_us,
+            num_steps=num_steps,
+            num_samples=[[one.num_samples for one in row] for row in rows],
+            size=[[one.clues.size for one in row] for row in rows],
+            own_s=_own_s(kind, spent_us, num_steps),
         )
     )
     sentence = _speed_ups(foreseen)
     if foreseen.by_speed.factor is None:
-        return WatchAdvice(sentence, ())
+        return (sentence,)
     if foreseen.best < WORTH:
-        line = (
+        return sentence, (
             f"balancing is not worth it here: it would bring {foreseen.best:.2f}x, and below "
             f"{WORTH:.2f}x the script is better left as it is (docs/watch.md)"
         )
-        return WatchAdvice(sentence, (line,))
-    change = _change(run, folder, source_of)
-    to_do = (*_beside(foreseen), *change.by_hand)
-    return WatchAdvice(sentence, to_do, change.diff, change.folder)
+    return (sentence, *_beside(foreseen), *_change(sites))
 
 
-def _own_s(run: WatchedRun) -> float:
+def _own_s(kind: str, spent_us: IntArray, num_steps: IntArray) -> float:
     """Return what a balanced step takes beside: evenstep's own time, less what it spares.
 
     Before each step of Keras, TensorFlow sums over all workers how many have a batch. evenstep
     knows that. A step of FSDP2 has at least two forwards: layers are gathered once more in each.
     """
-    met_s = float(np.median(run.spent_us[..., Phase.MEETING].min(axis=1) / run.num_steps) / 1e6)
-    return {"Keras": _KERAS_OWN_S - met_s, "FSDP2": OWN_S + met_s}.get(run.kind, OWN_S)
+    met_s = float(np.median(spent_us[..., Phase.MEETING].min(axis=1) / num_steps) / 1e6)
+    return {"Keras": _KERAS_OWN_S - met_s, "FSDP2": OWN_S + met_s}.get(kind, OWN_S)
 
 
 def _speed_ups(foreseen: Counterfactuals) -> str:
@@ -379,39 +315,33 @@ def _beside(foreseen: Counterfactuals) -> Iterator[str]:
         yield f"faster than any split: train without rank {foreseen.slowest}"
 
 
-def _change(run: WatchedRun, folder: str, source_of: Callable[[str], str | None]) -> ScriptPatch:
-    models = [site for site in run.sites if site.made != _LOADER]
-    loaders = [site for site in run.sites if site.made == _LOADER]
+def _change(sites: Sequence[CallSite]) -> tuple[str, ...]:
+    """Return how a script of this machine changes, or where to read about it."""
+    models = [site for site in sites if site.made != _LOADER]
+    loaders = [site for site in sites if site.made == _LOADER]
     for site in (*models, *loaders):
         if site.library in _RECIPES:
-            page = _RECIPES[site.library]
-            return ScriptPatch("", (f"{site.library} makes the {_part(site)}: see {page}",))
-    models_at = [_shown(site, folder) for site in models if site.file]
-    loaders_at = [_shown(site, folder) for site in loaders if site.file]
+            part, page = "loader" if site in loaders else "model", _RECIPES[site.library]
+            return (f"{site.library} makes the {part}: see {page}",)
+    models_at = [f"{_path(site.file)}:{site.line}" for site in models if site.file]
+    loaders_at = [f"{_path(site.file)}:{site.line}" for site in loaders if site.file]
     if not models_at:
-        return ScriptPatch("", ("the recipe for loops of your own: docs/in-your-script.md",))
+        return ("the recipe for loops of your own: docs/in-your-script.md",)
     if not loaders_at:
         at = ", ".join(models_at)
-        line = f"no DataLoader was seen, and evenstep balances one: docs/data.md (model: {at})"
-        return ScriptPatch("", (line,))
+        return (f"no DataLoader was seen, and evenstep balances one: docs/data.md (model: {at})",)
     model, loader = models[0], loaders[0]
-    is_one_file = len(models) == len(loaders) == 1 and model.file == loader.file
-    source = source_of(model.file) if is_one_file else None
-    if source is None:
-        return ScriptPatch("", by_hand(models_at, loaders_at))
-    path = _path(model.file, folder)
+    if not len(models) == len(loaders) == 1 or model.file != loader.file:
+        return by_hand(models_at, loaders_at)
+    try:
+        source = Path(model.file).read_bytes().decode("utf-8")
+    except (OSError, UnicodeDecodeError):
+        return by_hand(models_at, loaders_at)
+    path = _path(model.file)
     return patched(source, path, model_line=model.line, loader_line=loader.line)
 
 
-def _part(site: CallSite) -> str:
-    return "loader" if site.made == _LOADER else "model"
-
-
-def _shown(site: CallSite, folder: str) -> str:
-    return f"{_path(site.file, folder)}:{site.line}"
-
-
-def _path(file: str, folder: str) -> str:
-    """Return a path as it is shown: relative, where it is in the folder."""
-    inside = os.path.normpath(file).startswith(os.path.join(os.path.normpath(folder), ""))
-    return os.path.relpath(file, folder) if inside else file
+def _path(file: str) -> str:
+    """Return a path as it is shown: relative, where it is in the current folder."""
+    inside = os.path.normpath(file).startswith(os.path.join(os.getcwd(), ""))
+    return os.path.relpath(file) if inside else file

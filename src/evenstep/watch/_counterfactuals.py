@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Self, final
 
 import numpy as np
@@ -10,7 +12,6 @@ from numpy.typing import ArrayLike
 
 from .._diagnosis import Phase
 from .._types import Cluster, FloatArray
-from ..exceptions import invalid
 from ..solve._allocate import allocate
 from ..timemodels._cost_model import CostModel, fit_costs
 from ..timemodels._curves import AffineTime
@@ -48,20 +49,6 @@ class WatchedSteps:
     size: FloatArray
     is_slow_throughout: bool = False
     own_s: float = OWN_S
-
-    def __post_init__(self) -> None:
-        shape = np.shape(self.compute_s)
-        for name in ("wall_s", "compute_s", "other_s", "num_samples", "size"):
-            array = np.asarray(getattr(self, name), np.float64)
-            wanted = shape[:1] if name == "wall_s" else shape
-            if len(shape) != 2 or array.shape != wanted:
-                raise invalid(
-                    f"WatchedSteps({name}=...)",
-                    f"have the shape {wanted}",
-                    array.shape,
-                    "Give one row for each step, and one number in it for each rank.",
-                )
-            object.__setattr__(self, name, array)
 
     @classmethod
     def of(
@@ -213,11 +200,6 @@ class WorkLines:
         """Own times, as they were, ``(num_steps, world_size)``."""
         return self.with_work(self.work)
 
-    @property
-    def spread(self) -> float:
-        """Relative deviation of the work of one rank, rare short batches left out."""
-        return spread_of(self.work)
-
     def with_work(self, work: FloatArray) -> FloatArray:
         r"""Return own times with other work in the same steps; none for a rank without.
 
@@ -307,11 +289,6 @@ class SpeedUp:
     least: float | None
     reason: str = ""
 
-    @classmethod
-    def unknown(cls, reason: str) -> SpeedUp:
-        """Return one of which nothing is known."""
-        return cls(None, None, reason)
-
 
 @final
 @dataclass(frozen=True, slots=True)
@@ -319,7 +296,6 @@ class Counterfactuals:
     """What a step would take otherwise, all with the same global batch.
 
     Attributes:
-        step_s: mean seconds of a step as it was.
         by_speed: each rank gets samples by its speed: ``Balancer()``.
         by_length: each rank gets as much to compute, whatever its speed.
         by_both: by speed and by length: ``Balancer(cost=...)``.
@@ -327,7 +303,6 @@ class Counterfactuals:
         without_slowest: the others share its samples equally.
     """
 
-    step_s: float
     by_speed: SpeedUp
     by_length: SpeedUp
     by_both: SpeedUp
@@ -377,33 +352,33 @@ def foresee(seen: WatchedSteps) -> Counterfactuals:
     slowest = int(np.argmax(seen.compute_s.mean(axis=0)))
     is_clear = lines.is_certain or seen.is_slow_throughout
     worst = lines if is_clear else lines.of_equal_slopes()
-    by_speed = _speed_up(seen, lines, _by_speed(seen, lines), worst, _by_speed(seen, worst))
+    by_speed = _speed_up(seen, partial(_by_speed, seen), lines, worst)
     by_length = _length_unknown(lines)
     by_both = by_speed
     if by_length is None:
-        by_length = _speed_up(seen, lines, _by_length(lines))
-        by_both = _speed_up(seen, lines, lines.levelled(), worst, worst.levelled())
+        by_length = _speed_up(seen, _by_length, lines)
+        by_both = _speed_up(seen, WorkLines.levelled, lines, worst)
     return Counterfactuals(
-        step_s=float(seen.wall_s.mean()),
         by_speed=by_speed,
         by_length=by_length,
         by_both=by_both,
         slowest=slowest,
-        without_slowest=_speed_up(replace(seen, own_s=OWN_S), lines, _without(lines, slowest)),
+        without_slowest=_speed_up(
+            replace(seen, own_s=OWN_S), partial(_without, rank=slowest), lines
+        ),
     )
 
 
 def _speed_up(
     seen: WatchedSteps,
+    work_of: Callable[[WorkLines], FloatArray],
     lines: WorkLines,
-    work: FloatArray,
     worst: WorkLines | None = None,
-    worst_work: FloatArray | None = None,
 ) -> SpeedUp:
     """Return the speed-up with other work, and with the least favourable lines."""
-    factor = least = _factor(seen, lines, work)
-    if worst is not None and worst is not lines and worst_work is not None:
-        least = min(factor, _factor(seen, worst, worst_work))
+    factor = least = _factor(seen, lines, work_of(lines))
+    if worst is not None and worst is not lines:
+        least = min(factor, _factor(seen, worst, work_of(worst)))
     reason = ""
     if least < 0.95 * factor:
         reason = "batches were too much alike to tell what a step costs before its first sample"
@@ -457,8 +432,8 @@ def _shared(work: FloatArray, share: FloatArray) -> FloatArray:
 def _length_unknown(lines: WorkLines) -> SpeedUp | None:
     """Return why nothing is said of lengths; None if something is."""
     if not lines.is_size:
-        return SpeedUp.unknown("the sizes of the batches are not known")
-    if lines.spread < ALIKE:
+        return SpeedUp(None, None, "the sizes of the batches are not known")
+    if spread_of(lines.work) < ALIKE:  # rare short batches left out
         return SpeedUp(1.0, 1.0, "all batches have one size; if padded, try `cost`")
     return None
 
@@ -469,7 +444,6 @@ def _nothing(seen: WatchedSteps) -> Counterfactuals:
         f"only {seen.num_steps} steps (or sums of short ones) were seen, and it takes "
         f"{LEAST_STEPS + _WARM_UP}"
     )
-    unknown = SpeedUp.unknown("there is one rank" if seen.world_size < 2 else why)
-    step_s = float(seen.wall_s.mean()) if seen.num_steps else 0.0
+    unknown = SpeedUp(None, None, "there is one rank" if seen.world_size < 2 else why)
     slowest = int(np.argmax(seen.compute_s.mean(axis=0))) if seen.num_steps else 0
-    return Counterfactuals(step_s, unknown, unknown, unknown, slowest, unknown)
+    return Counterfactuals(unknown, unknown, unknown, slowest, unknown)

@@ -3,35 +3,26 @@
 from __future__ import annotations
 
 import math
+import socket
 import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
+from contextlib import nullcontext, suppress
 from dataclasses import replace
 from pathlib import Path
-from time import monotonic, thread_time
-from typing import NamedTuple, Protocol, TextIO, final
+from time import monotonic, perf_counter, thread_time
+from typing import Any, TextIO, final
 
 import numpy as np
 
-from .._diagnosis import Cause, Diagnoser, Phase, accounted
-from .._host import HostReader
+from .._diagnosis import Cause, Diagnoser, HostClues, Phase, accounted
 from .._telemetry import JsonLines, versions_here
 from ..events import Event, RunEnded, RunStarted, StepMeasured, WaitingDiagnosed
 from ._advice_text import advice_notes
-from ._start_watch import SHOWN, SUMMARY, WatchSettings
-from ._step_records import (
-    MailStore,
-    RankHello,
-    RankMerger,
-    RankReader,
-    RankReport,
-    RankSender,
-    StepRecord,
-    grouped,
-)
-from ._watched_run import CallSite, WatchedRun
+from ._start_watch import SUMMARY, WatchSettings
+from ._step_records import RankMail, RankMerger, RankReport, Row, StepRecord, grouped, joined
+from ._watched_run import CallSite
 
 _WORDS = {
     Cause.SLOW_WORKER: "compute",
@@ -73,12 +64,6 @@ def _because(cause: str, rank: int, hosts: Sequence[str]) -> str:
     return reason if rank < 0 else f"for {who(rank, hosts)}, {reason}"
 
 
-def live_line(diagnosis: WaitingDiagnosed, hosts: Sequence[str]) -> str:
-    """Return the line on the newest steps."""
-    lasts = f", {diagnosis.step_s:.3g} s a step" if diagnosis.num_steps else ""
-    return f"evenstep watch: step {diagnosis.step}{lasts}: {sentence(diagnosis, hosts)}"
-
-
 def summary(diagnosis: WaitingDiagnosed, hosts: Sequence[str], notes: Sequence[str] = ()) -> str:
     """Return what is said at the end, as lines.
 
@@ -103,8 +88,6 @@ _MOST_ROWS = 4096
 _TOO_FEW = "evenstep watch: too few steps were seen. An optimizer's `step()` ends one.\n"
 _NO_MODEL = "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
 
-Notes = Callable[[WatchedRun], Sequence[str]]
-
 
 @final
 class WatchLeader:
@@ -115,7 +98,6 @@ class WatchLeader:
         settings: of the watch.
         now: a monotonic clock in seconds.
         stream: where lines go.
-        notes: what more is said at the end, from what was seen: lines.
     """
 
     def __init__(
@@ -123,41 +105,38 @@ class WatchLeader:
         world_size: int,
         settings: WatchSettings,
         *,
-        now: Callable[[], float],
+        now: Callable[[], float] = monotonic,
         stream: TextIO = sys.stderr,
-        notes: Notes = lambda run: (),
     ) -> None:
         self._world_size, self._settings = world_size, settings
-        self._now, self._stream, self._notes = now, stream, notes
+        self._now, self._stream = now, stream
         self._merger = RankMerger(world_size)
         self._diagnoser = Diagnoser(world_size)
-        self._hellos = [RankHello("", "")] * world_size
-        self._rows: deque[tuple[StepRecord, ...]] = deque(maxlen=_MOST_ROWS)
-        self._unwritten: list[tuple[StepRecord, ...]] = []
-        self._unwritten_us = 0  # of rank 0
+        self._hosts, self._devices = [""] * world_size, [""] * world_size
+        self._rows: deque[Row] = deque(maxlen=_MOST_ROWS)
+        self._unwritten: list[Row] = []
         self._wall_s: float | None = None  # of a step, in what was written last
+        self._run_dir = settings.run_dir  # empty once it cannot be written to
         self._file: JsonLines | None = None
-        self._has_started = False
         self._num_steps = self._num_spoken = self._num_summed = 0
         self._spent_s = 0.0  # of rank 0, in all steps
         self._spoken_s = now()
         self._last: set[int] = set()
-        self._begin_summary()
+        folder = settings.launcher_dir  # with a summary of a run before that was not said yet
+        if folder and not (Path(folder) / SUMMARY).exists():
+            self._leave(_TOO_FEW)
 
     @property
     def is_complete(self) -> bool:
         """Whether all ranks have sent their last report."""
         return len(self._last) == self._world_size
 
-    def meet(self, rank: int, hello: RankHello) -> None:
-        """Note who a rank is."""
-        self._hellos[rank] = hello
-
     def take(self, rank: int, report: RankReport) -> None:
         """Take in a rank's report."""
+        self._hosts[rank], self._devices[rank] = report.host, report.device
         self._merger.add(rank, report.records)
-        if report.host is not None:
-            self._diagnoser.add_host(rank, report.host)
+        if report.clues is not None:
+            self._diagnoser.add_host(rank, report.clues)
         if report.is_last:
             self._last.add(rank)
 
@@ -176,14 +155,12 @@ class WatchLeader:
                 [record.clues for record in row],
                 num_steps=row[0].num_steps,
             )
-            if self._settings.run_dir:
-                self._unwritten.append(row)
-                self._unwritten_us += sum(row[0].spent_us)
-                if self._unwritten_us >= _LEAST_US:
-                    self._write_steps()
+            self._unwritten.append(row)
+            if sum(sum(one[0].spent_us) for one in self._unwritten) >= _LEAST_US:
+                self._write_steps()
         if self._settings.launcher_dir and self._num_steps > 1.1 * self._num_summed:
             self._num_summed = self._num_steps
-            self._leave(SUMMARY, self._summary(self._diagnoser.diagnose(whole_run=True)))
+            self._leave(summary(self._diagnoser.diagnose(whole_run=True), self._hosts))
         every_s = self._settings.every_s
         is_new = self._num_steps > self._num_spoken
         if is_new and every_s and (late_s := self._now() - self._spoken_s) >= every_s:
@@ -207,91 +184,60 @@ class WatchLeader:
             self._write(RunEnded(self._num_steps))
             share = 100 * own_s / max(self._spent_s, own_s)
             took = f"watching took {share:.2g} % of rank 0's time"
-            advice = self._advice(self._seen(kind, sites))
-            text = self._summary(diagnosis, [*advice, took])
+            text = summary(diagnosis, self._hosts, [*self._advice(kind, sites), took])
         self._stream.write(text)
         self._stream.flush()
-        self._leave(SHOWN, "")
+        self._leave("")
         if self._file is not None:
             self._file.close()
-
-    def _seen(self, kind: str, sites: Sequence[CallSite]) -> WatchedRun:
-        """Return what advice is given on."""
-        rows = self._rows
-        return WatchedRun(
-            kind=kind,
-            sites=tuple(sites),
-            num_steps=np.array([row[0].num_steps for row in rows], np.int64),
-            spent_us=np.array([[one.spent_us for one in row] for row in rows], np.int64),
-            num_samples=np.array([[one.num_samples for one in row] for row in rows], np.int64),
-            size=np.array([[one.clues.size for one in row] for row in rows], np.int64),
-        )
 
     def _speak(self) -> None:
         """Write a line."""
         self._num_spoken = self._num_steps
         diagnosis = self._diagnoser.diagnose()
         self._write(diagnosis)
-        print(live_line(diagnosis, self._hosts), file=self._stream, flush=True)
+        lasts = f", {diagnosis.step_s:.3g} s a step" if diagnosis.num_steps else ""
+        said = f"step {diagnosis.step}{lasts}: {sentence(diagnosis, self._hosts)}"
+        print(f"evenstep watch: {said}", file=self._stream, flush=True)
 
-    def _advice(self, run: WatchedRun) -> Sequence[str]:
+    def _advice(self, kind: str, sites: Sequence[CallSite]) -> Sequence[str]:
         """Return what more is said; the summary is there without it too."""
         try:
-            return tuple(self._notes(run))
+            return advice_notes(kind, sites, self._rows)
         except Exception as error:
             return (f"no advice ({type(error).__name__}: {error})",)
 
-    @property
-    def _hosts(self) -> tuple[str, ...]:
-        return tuple(hello.host for hello in self._hellos)
-
-    def _summary(self, diagnosis: WaitingDiagnosed, notes: Sequence[str] = ()) -> str:
-        return summary(diagnosis, self._hosts, notes)
-
-    def _begin_summary(self) -> None:
-        """Leave a first summary, but over none of a run before that was not said yet."""
-        if not (folder := self._settings.launcher_dir):
-            return
-        shown = Path(folder) / SHOWN
-        if shown.exists() or not (Path(folder) / SUMMARY).exists():
-            self._leave(SUMMARY, _TOO_FEW)
-        with suppress(OSError):
-            shown.unlink(missing_ok=True)
-
-    def _leave(self, name: str, text: str) -> None:
-        """Leave a file for the launcher, where one waits on this machine."""
+    def _leave(self, text: str) -> None:
+        """Leave a summary for the launcher, where one waits on this machine; no text: none."""
         if folder := self._settings.launcher_dir:
             with suppress(OSError):  # another machine, or a full disk: it is said at the end too
-                (Path(folder) / name).write_text(text, "utf-8")
+                if text:
+                    (Path(folder) / SUMMARY).write_text(text, "utf-8")
+                else:
+                    (Path(folder) / SUMMARY).unlink(missing_ok=True)
 
     def _write_steps(self) -> None:
-        rows, lasted_s = self._unwritten, self._unwritten_us / 1e6
-        self._unwritten, self._unwritten_us = [], 0
-        if not rows:
+        rows, self._unwritten = self._unwritten, []
+        if not rows or not self._run_dir:
             return
+        sums = [joined(records) for records in zip(*rows, strict=True)]
         spent_us = [[record.spent_us for record in row] for row in rows]
-        num_steps = sum(row[0].num_steps for row in rows)
         account = accounted([row[0].step for row in rows], spent_us)
-        self._write(_measured(rows, num_steps, self._wall_s))
-        self._write(replace(account, num_steps=num_steps))
-        self._wall_s = lasted_s / num_steps
+        self._write(_measured(sums, self._wall_s))
+        self._write(replace(account, num_steps=sums[0].num_steps))
+        self._wall_s = sum(sums[0].spent_us) / 1e6 / sums[0].num_steps
 
     def _write(self, event: Event) -> None:
         """Write an event; where that fails, say so and write no more. The watch continues."""
-        folder = self._settings.run_dir
-        if not folder:
+        if not (folder := self._run_dir):
             return
         try:
-            if not self._has_started:
-                self._has_started = True
+            if self._file is None:
                 self._file = JsonLines(Path(folder) / "events.jsonl")
                 self._file(self._started())
-            if self._file is not None:
-                self._file(event)
+            self._file(event)
         except OSError as error:
-            if self._file is not None:
-                self._file.close()
-            self._file = None
+            self._run_dir = ""
             text = f"evenstep watch: no more events are written to {folder} ({error})"
             print(text, file=self._stream, flush=True)
 
@@ -302,27 +248,24 @@ class WatchLeader:
             // self._rows[-1][0].num_steps,
             num_steps=0,
             policy="watched",
-            hosts=self._hosts,
-            devices=tuple(hello.device for hello in self._hellos),
+            hosts=tuple(self._hosts),
+            devices=tuple(self._devices),
             versions=versions_here(),
         )
 
 
-def _measured(
-    rows: Sequence[tuple[StepRecord, ...]], num_steps: int, wall_s: float | None
-) -> StepMeasured:
-    """Return the means of some steps; ``wall_s`` is of a step before them."""
-    spent_s = (
-        np.array([[one.spent_us for one in row] for row in rows]).sum(axis=0) / 1e6 / num_steps
-    )
+def _measured(sums: Sequence[StepRecord], wall_s: float | None) -> StepMeasured:
+    """Return the means of some steps, by their sums; ``wall_s`` is of a step before them."""
+    num_steps = sums[0].num_steps
+    spent_s = np.array([one.spent_us for one in sums]) / 1e6 / num_steps
+    num_samples = np.array([one.num_samples for one in sums]) / num_steps
     compute_s = np.maximum(spent_s[:, Phase.FORWARD] + spent_s[:, Phase.BACKWARD], 1e-6)
-    num_samples = np.array([[one.num_samples for one in row] for row in rows]).sum(axis=0)
     slowest_s = float(compute_s.max())
     idle_s = slowest_s - compute_s
     return StepMeasured(
-        step=rows[-1][0].step,
+        step=sums[0].step,
         plan_epoch=0,
-        batch_size=tuple(np.rint(num_samples / num_steps).astype(int).tolist()),
+        batch_size=tuple(np.rint(num_samples).astype(int).tolist()),
         compute_s=tuple(compute_s.tolist()),
         data_s=tuple(spent_s[:, Phase.INPUT].tolist()),
         idle_s=tuple(idle_s.tolist()),
@@ -336,167 +279,187 @@ def _measured(
 
 
 _LEAST_EVERY_S, _MOST_EVERY_S = 1.0, 10.0  # between two reports
+_MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
 _MOST_RECORDS = 64  # in one key, and a second; shorter steps are summed
 _BEHIND_S = 0.25  # rank 0 is behind the others, so that it has what they have just sent
 _LAST_S = 1.0  # for which rank 0 waits at its end for the others' last reports
-
-
-class RecordedSteps(Protocol):
-    """What records a rank's steps.
-
-    Attributes:
-        step: the one under way, from 0.
-    """
-
-    step: int
-
-    def take_records(self) -> list[StepRecord]:
-        """Return the steps that are over, and were not returned before."""
-
-
-class RankEnds(NamedTuple):
-    """A rank's ends of the channel by which ranks report to rank 0.
-
-    Attributes:
-        rank: this process's.
-        every_s: seconds between its reports.
-        sender: carries this rank's reports; None on rank 0, which needs none.
-        reader: reads the others' reports; on rank 0.
-        leader: makes something of them; on rank 0.
-    """
-
-    rank: int
-    every_s: float
-    sender: RankSender | None
-    reader: RankReader | None
-    leader: WatchLeader | None
-
-
-def ends_of(store: MailStore, rank: int, world_size: int, settings: WatchSettings) -> RankEnds:
-    """Return a rank's ends, over a store with a prefix of this watch's own.
-
-    It reports with each line, and at least every ten seconds: to wake up costs more than ten steps'
-    records do.
-    """
-    line_s = settings.every_s or _MOST_EVERY_S
-    every_s = max(line_s / math.ceil(line_s / _MOST_EVERY_S), _LEAST_EVERY_S)
-    if rank:
-        return RankEnds(rank, every_s, RankSender(store, rank), None, None)
-    leader = WatchLeader(world_size, settings, now=monotonic, notes=advice_notes)
-    return RankEnds(rank, every_s, None, RankReader(store, range(1, world_size)), leader)
 
 
 @final
 class RecordSender:
     """Reports this rank's steps to rank 0; on rank 0, passes those of all ranks to the leader.
 
+    It reports with each line, and at least every ten seconds: to wake up costs more than ten steps'
+    records do. A fault of the watch's own stops it with one line, and the training continues.
+
     Args:
-        steps: of this rank.
-        hello: who this rank is.
-        host: reads what this process goes through.
-        ends: of this rank.
-        on_fault: called with what was raised in the thread.
-        prepare: called first in the thread.
+        store: like a ``torch.distributed.Store``, with a prefix of this watch's own.
+        rank: this process's.
+        world_size: number of ranks.
+        settings: of the watch.
 
     Attributes:
-        thread_s: CPU seconds of the thread, so far.
+        rank: likewise.
+        every_s: seconds between two reports.
+        leader: makes something of the reports; on rank 0.
+        records: of this rank's steps that are over; the oldest first.
+        is_on: whether it still watches.
+        captures: whether this thread captures a CUDA graph: a mark of then shows no time.
+        on_stop: called when it stops.
+        inline_s: seconds that watching took of the thread that trains, so far.
+        thread_s: CPU seconds of its own thread, so far.
     """
 
-    def __init__(
-        self,
-        steps: RecordedSteps,
-        hello: RankHello,
-        host: HostReader,
-        ends: RankEnds,
-        *,
-        on_fault: Callable[[BaseException], None],
-        prepare: Callable[[], None] = lambda: None,
-    ) -> None:
-        self.thread_s = 0.0
-        self._steps, self._hello, self._host = steps, hello, host
-        self._rank, self._every_s, self._sender, self._reader, self._leader = ends
-        self._on_fault, self._prepare = on_fault, prepare
+    def __init__(self, store: Any, rank: int, world_size: int, settings: WatchSettings) -> None:
+        line_s = settings.every_s or _MOST_EVERY_S
+        self.every_s = max(line_s / math.ceil(line_s / _MOST_EVERY_S), _LEAST_EVERY_S)
+        self.rank = rank
+        self.is_on = True
+        self.captures: Callable[[], bool] = bool
+        self.on_stop: Callable[[], None] = lambda: None
+        self.inline_s = self.thread_s = 0.0
+        self.leader = None if rank else WatchLeader(world_size, settings)
+        self._mail, self._world_size = RankMail(store), world_size
+        self._host = self._device = ""
+        self.records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
+        self._catch_up: Callable[[], None] = lambda: None
+        self._look: Callable[[int], HostClues] | None = None
+        self._step = 0  # the one under way, as far as is known
         self._left: list[StepRecord] = []  # short steps whose group is not complete
         self._group_size = 1
         self._over = threading.Event()
         self._thread: threading.Thread | None = None
 
-    def open(self) -> None:
-        """Begin to report."""
-        if self._leader is not None:
-            self._leader.meet(self._rank, self._hello)
-        self._thread = threading.Thread(target=self._run, name="evenstep-watch", daemon=True)
+    @property
+    def num_bytes(self) -> int:
+        """Bytes sent so far; none on rank 0, which sends none."""
+        return self._mail.num_bytes
+
+    def open(
+        self,
+        device: str,
+        look: Callable[[int], HostClues],
+        *,
+        catch_up: Callable[[], None] = lambda: None,
+        prepare: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Begin to report.
+
+        Args:
+            device: of this rank, in words.
+            look: returns what this process went through, by the step under way.
+            catch_up: called before each report: makes records of steps that are over.
+            prepare: called first in the thread.
+        """
+        self._catch_up, self._look = catch_up, look
+        self._host, self._device = socket.gethostname(), device
+        self._thread = threading.Thread(
+            target=self._run, args=(prepare,), name="evenstep-watch", daemon=True
+        )
         self._thread.start()
 
-    def stop(self) -> None:
-        """Report no more."""
-        self._over.set()
+    def guard(self, call: Callable[..., None], *arguments: Any) -> None:
+        """Call for the thread that trains, so that no fault reaches it."""
+        if self.is_on and not self.captures():
+            begin = perf_counter()
+            try:
+                call(*arguments)
+            except Exception as error:
+                self.switch_off(error)
+            self.inline_s += perf_counter() - begin
 
-    def close(self, kind: str, sites: Sequence[CallSite], *, own_s: Callable[[], float]) -> None:
-        """Send the last report, and on rank 0 say what was seen.
+    def switch_off(self, error: BaseException) -> None:
+        """Watch no more, say so in a line, and let the training continue."""
+        if self.is_on:
+            self.stop()
+            say_off(self.rank, error)
+
+    def stop(self) -> None:
+        """Watch no more."""
+        if self.is_on:
+            self.is_on = False
+            self._over.set()
+            with suppress(Exception):
+                self.on_stop()
+
+    def close(self, kind: str, sites: Sequence[CallSite]) -> None:
+        """Send the last report, on rank 0 say what was seen, and stop.
 
         Args:
             kind: how gradients are exchanged.
             sites: where the script made its model and its loader.
-            own_s: seconds that watching took of this rank.
         """
-        self.stop()
+        if self.is_on:
+            try:
+                self._over.set()
+                self._end(kind, sites)
+            except Exception as error:
+                self.switch_off(error)
+            self.stop()
+
+    def _end(self, kind: str, sites: Sequence[CallSite]) -> None:
         if self._thread is not None:
             self._thread.join(2.0)
             if self._thread.is_alive():
                 return
-        if self._leader is None:
-            with suppress(Exception):  # rank 0, which may have the store, may have left before
+            # Rank 0, which may have the store, may have left before.
+            with suppress(Exception) if self.leader is None else nullcontext():
                 self._report(is_last=True)
+        if self.leader is None:
             return
-        self._report(is_last=True)
-        until = monotonic() + _LAST_S
-        while not self._leader.is_complete and monotonic() < until:
+        until = monotonic() + (_LAST_S if self._thread is not None else 0.0)
+        while not self.leader.is_complete and monotonic() < until:
             threading.Event().wait(0.01)
             self._listen()
-        self._leader.end(kind, sites, own_s=own_s())
+        self.leader.end(kind, sites, own_s=self.inline_s + self.thread_s)
 
-    def _run(self) -> None:
+    def _run(self, prepare: Callable[[], None]) -> None:
         """Report what is there, again and again; the thread's own life."""
         try:
-            self._prepare()
-            if self._sender is not None:
-                self._sender.hello(self._hello)
-            due_s = monotonic() + (_BEHIND_S if self._leader is not None else 0.0)
+            prepare()
+            due_s = monotonic() + (_BEHIND_S if self.leader is not None else 0.0)
             while True:
-                due_s = max(due_s + self._every_s, monotonic())
+                due_s = max(due_s + self.every_s, monotonic())
                 if self._over.wait(due_s - monotonic()):
                     break
                 self._report()
                 self.thread_s = thread_time()
         except Exception as error:
-            self._on_fault(error)
+            self.switch_off(error)
 
     def _report(self, *, is_last: bool = False) -> None:
-        new = self._steps.take_records()
-        while len(new) > _MOST_RECORDS * self._every_s * self._group_size:
+        self._catch_up()
+        new = [self.records.popleft() for _ in range(len(self.records))]
+        while len(new) > _MOST_RECORDS * self.every_s * self._group_size:
             self._group_size *= 2
         done, self._left = grouped([*self._left, *new], self._group_size)
+        self._step = new[-1].step + 1 if new else self._step
         while len(done) > _MOST_RECORDS:
-            self._hand_over(RankReport(tuple(done[:_MOST_RECORDS]), None))
+            self._hand_over(done[:_MOST_RECORDS])
             done = done[_MOST_RECORDS:]
-        host = self._host.read(self._steps.step)
-        self._hand_over(RankReport(tuple(done), host, is_last=is_last))
+        clues = None if self._look is None else self._look(self._step)
+        self._hand_over(done, clues, is_last=is_last)
         self._listen()
 
-    def _hand_over(self, report: RankReport) -> None:
-        if self._sender is not None:
-            self._sender.send(report)
-        if self._leader is not None:
-            self._leader.take(self._rank, report)
+    def _hand_over(
+        self,
+        records: Sequence[StepRecord],
+        clues: HostClues | None = None,
+        *,
+        is_last: bool = False,
+    ) -> None:
+        report = RankReport(tuple(records), clues, self._host, self._device, is_last)
+        if self.leader is None:
+            self._mail.send(self.rank, report)
+        else:
+            self.leader.take(self.rank, report)
 
     def _listen(self) -> None:
-        if self._leader is not None and self._reader is not None:
-            for rank, hello in self._reader.hellos():
-                self._leader.meet(rank, hello)
-            for rank, report in self._reader.read():
-                self._leader.take(rank, report)
-            self._leader.work()
+        if self.leader is not None:
+            for rank in range(1, self._world_size):
+                for report in self._mail.read(rank):
+                    self.leader.take(rank, report)
+            self.leader.work()
 
 
 def say_off(rank: int | None, error: BaseException) -> None:

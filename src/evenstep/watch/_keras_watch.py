@@ -9,10 +9,8 @@ from __future__ import annotations
 import atexit
 import base64
 import os
-import socket
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable
 from functools import partial
 from itertools import pairwise
@@ -26,14 +24,12 @@ from tensorflow.python.eager import context  # not public: it has the service
 from .._diagnosis import Phase, StepClues, time_by_phase
 from .._host import GarbageClock, HostReader
 from .._types import check_range
-from ..tensorflow._strategy_workers import StrategyWorkers, cluster_of
+from ..tensorflow._strategy_workers import cluster_of, next_prefix
 from ..tensorflow._training_steps import after, is_woven, weave
-from ._courier import RecordSender, ends_of, say_off
+from ._courier import RecordSender, say_off
 from ._start_watch import ALONE, WatchSettings
-from ._step_records import RankHello, StepRecord
+from ._step_records import StepRecord
 from ._watched_run import CallSite
-
-_MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
 
 
 @final
@@ -46,6 +42,7 @@ class KerasSteps:
     and the sums of metrics, counts as reduction: how long it takes by itself is not known.
 
     Args:
+        record: takes a step that is over.
         gc_s: seconds of garbage collection so far.
         now: a monotonic clock in seconds.
 
@@ -55,10 +52,14 @@ class KerasSteps:
     """
 
     def __init__(
-        self, *, gc_s: Callable[[], float], now: Callable[[], float] = perf_counter
+        self,
+        record: Callable[[StepRecord], None],
+        *,
+        gc_s: Callable[[], float],
+        now: Callable[[], float] = perf_counter,
     ) -> None:
         self.step = 0
-        self._records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
+        self._record = record
         self.compile_s = 0.0
         self._gc_s, self._now = gc_s, now
         self._gc_before, self._compile_before = gc_s(), 0.0
@@ -66,13 +67,6 @@ class KerasSteps:
         self._is_inside = False  # of a call of ``train_function``
         self._num_samples = self._size = 0
         self._blocks: list[Phase] = []  # that are open, such as an evaluation
-
-    def take_records(self) -> list[StepRecord]:
-        """Return the steps that are over, and were not returned before."""
-        taken = []
-        while self._records:
-            taken.append(self._records.popleft())
-        return taken
 
     def begin(self) -> None:
         """End the step before, if any, and begin one: its batch is about to be fetched."""
@@ -117,9 +111,7 @@ class KerasSteps:
         """
         self._is_inside = False
         if is_whole and all(phase is not Phase.REDUCTION for _, phase in self._cuts):
-            raise ValueError(
-                "no gradient came to the compiled optimizer's `apply` or `apply_gradients`"
-            )
+            raise ValueError("no gradient came to the compiled optimizer's `apply_gradients`")
         self._cut(Phase.REST)
 
     def enter(self, phase: Phase) -> None:
@@ -152,7 +144,7 @@ class KerasSteps:
         self._gc_before, self._compile_before = gc_s, self.compile_s
         spent_us = time_by_phase(lasted_s, phases)
         if Phase.REDUCTION in phases:
-            self._records.append(StepRecord(self.step, 1, spent_us, clues, self._num_samples))
+            self._record(StepRecord(self.step, 1, spent_us, clues, self._num_samples))
             self.step += 1
 
 
@@ -161,54 +153,34 @@ _WAIT_MS = 20  # for a key that may not be there: the service has no way to ask 
 
 @final
 class ServiceStore:
-    """A ``MailStore``: small keys, and no collective of TensorFlow's.
+    """Small keys, as a ``torch.distributed.Store`` has them, and no collective of TensorFlow's."""
 
-    Args:
-        prefix: of all keys, the same on all workers.
-    """
-
-    def __init__(self, prefix: str) -> None:
+    def __init__(self) -> None:
         self._service = context.context()
-        self._prefix = prefix
-        self._known: dict[str, bytes] = {}  # that ``check`` has found
+        self._prefix = next_prefix(self._service)
 
     def set(self, key: str, value: bytes) -> None:
         """Write a key; the service writes none twice, so what is there is deleted first."""
-        name = self._name(key)
-        self._service.delete_config_key_value(name)
-        self._service.set_config_key_value(name, base64.b64encode(value).decode())
+        self.delete_key(key)
+        self._service.set_config_key_value(self._name(key), base64.b64encode(value).decode())
 
     def check(self, keys: list[str]) -> bool:
         """Return whether all keys are there."""
-        return all(self._is_there(key) for key in keys)
+        try:
+            return all(self.get(key) is not None for key in keys)
+        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
+            return False
 
     def get(self, key: str) -> bytes:
-        """Return a key that was found to be there."""
-        return self._known[key]
+        """Return a key that is there."""
+        return base64.b64decode(self._service.get_config_key_value(self._name(key), _WAIT_MS))
 
-    def delete_key(self, key: str) -> bool:
-        """Delete a key; return whether it was there."""
+    def delete_key(self, key: str) -> None:
+        """Delete a key."""
         self._service.delete_config_key_value(self._name(key))
-        return self._known.pop(key, None) is not None
 
     def _name(self, key: str) -> str:
         return f"{self._prefix}/{key}"
-
-    def _is_there(self, key: str) -> bool:
-        try:
-            text = self._service.get_config_key_value(self._name(key), _WAIT_MS)
-        except (tf.errors.DeadlineExceededError, tf.errors.NotFoundError):
-            return False
-        self._known[key] = base64.b64decode(text)
-        return True
-
-
-def next_prefix() -> str:
-    """Return a prefix that no earlier watch of this process had; all workers count alike."""
-    service = context.context()
-    number = getattr(service, "_evenstep_watches", 0)  # the service never forgets a name
-    service._evenstep_watches = number + 1
-    return f"evenstep_watch/{number}"
 
 
 _ASKS_ALL = "_calculate_replicas_with_values"
@@ -223,24 +195,21 @@ class KerasMarks:
     pass through identities. The next ``fit`` traces the step anew, with the marks or without.
 
     Args:
-        model: of Keras 3 or ``tf_keras``, compiled.
+        model: compiled.
         steps: is notified of the marks.
         guard: runs what is called back, so that no fault reaches the training.
     """
 
     def __init__(self, model: Any, steps: KerasSteps, guard: Callable[..., None]) -> None:
         self._model, self._steps, self._guard = model, steps, guard
-        # Keras 3's ``apply_gradients`` calls ``apply``, and so does its training step.
         self._optimizer = model.optimizer
-        self._applies = "apply" if hasattr(self._optimizer, "apply") else "apply_gradients"
-        self._asks_all: Callable[..., Any] | None = None
+        self._asks_all = getattr(input_lib, _ASKS_ALL)
         self._began_s = 0.0
 
     def weave(self) -> None:
         """Put the marks there, before the step is traced."""
-        self._asks_all = getattr(input_lib, _ASKS_ALL)
         weave(self._model, "train_step", self._train_step)
-        weave(self._optimizer, self._applies, self._apply)
+        weave(self._optimizer, "apply_gradients", self._apply)
         self._model.train_function = None
         setattr(input_lib, _ASKS_ALL, self._ask_all)
 
@@ -250,10 +219,10 @@ class KerasMarks:
 
     def unweave(self) -> None:
         """Leave everything as it was."""
-        for part, name in ((self._model, "train_step"), (self._optimizer, self._applies)):
+        for part, name in ((self._model, "train_step"), (self._optimizer, "apply_gradients")):
             vars(part).pop(name, None)
         self._model.train_function = None
-        if self._asks_all is not None and getattr(input_lib, _ASKS_ALL) == self._ask_all:
+        if getattr(input_lib, _ASKS_ALL) == self._ask_all:
             setattr(input_lib, _ASKS_ALL, self._asks_all)
 
     def _call(self, method: Callable[..., Any], *args: Any) -> Any:
@@ -273,7 +242,10 @@ class KerasMarks:
         return logs
 
     def _apply(self, method: Callable[..., Any], gradients: Any, *args: Any, **kwargs: Any) -> Any:
-        return method(self._marked(self._done, list(gradients)), *args, **kwargs)
+        pairs = list(gradients)
+        marked = self._marked(self._done, [gradient for gradient, _ in pairs])
+        variables = [variable for _, variable in pairs]
+        return method(list(zip(marked, variables, strict=True)), *args, **kwargs)
 
     @_plain  # type: ignore[untyped-decorator]
     def _marked(self, mark: Callable[[Any], Any], given: Any) -> Any:
@@ -284,7 +256,6 @@ class KerasMarks:
 
     @_plain  # type: ignore[untyped-decorator]
     def _ask_all(self, strategy: Any, input_workers: Any, optionals: Any) -> Any:
-        assert self._asks_all is not None
         fetched: list[Any] = []
         self._guard(lambda: fetched.append(self._fetched(optionals)))
         with tf.control_dependencies([] if tf.executing_eagerly() else fetched):
@@ -308,12 +279,8 @@ class KerasMarks:
 
         return after(data, sized, sizes)
 
-    def _done(self, listed: list[Any]) -> list[Any]:
-        noted = partial(self._guard, self._steps.gradients_done)
-        if self._applies == "apply":
-            return list(after(listed, noted))
-        gradients = after([gradient for gradient, _ in listed], noted)
-        return [(gradient, each[1]) for gradient, each in zip(gradients, listed, strict=True)]
+    def _done(self, gradients: list[Any]) -> Any:
+        return after(gradients, partial(self._guard, self._steps.gradients_done))
 
     @_plain  # type: ignore[untyped-decorator]
     def _traced(self) -> None:
@@ -358,29 +325,41 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         rule, remedy = "finite and at least 0", "0 writes no lines."
         check_range("KerasWatch(every_s=...)", every_s, rule, remedy)
         self._settings = WatchSettings(every_s, "" if run_dir is None else os.fspath(run_dir))
-        self._is_on = False
-        self._own_s = 0.0
-        self._workers: StrategyWorkers | None = None
         self._garbage = GarbageClock()
-        self._marks: KerasMarks | None = None
-        self._steps: KerasSteps | None = None
-        self._courier: RecordSender | None = None
+        self._rank: int | None = None
+        self._parts: tuple[RecordSender, KerasSteps, KerasMarks] | None = None
 
     def set_model(self, model: Any) -> None:
         """Put the marks there before the step is traced: Keras calls it first."""
         self.on_train_end()  # of a ``fit`` that an error left
         super().set_model(model)
-        self._is_on = True
-        self._safely(self._prepare, model)
+        try:
+            self._prepare(model)
+        except Exception as error:
+            say_off(self._rank, error)
 
     def on_train_begin(self, logs: Any = None) -> None:
         """Begin to watch."""
-        self._safely(self._begin)
+        if self._parts is not None:
+            self._parts[0].guard(self._begin, *self._parts)
 
     def on_train_end(self, logs: Any = None) -> None:
         """Say what was seen, and leave the model as it was."""
-        self._safely(self._say)
-        self._stop()
+        if self._parts is None:
+            return
+        (courier, _, marks), self._parts = self._parts, None
+        atexit.unregister(self.on_train_end)
+        # In a thread, since a chief that is gone never answers.
+        sites = (CallSite("model", "", 0, "keras"),)
+        end = threading.Thread(
+            target=courier.close, args=("Keras", sites), name="evenstep-watch-end", daemon=True
+        )
+        end.start()
+        end.join(_END_S)
+        courier.stop()
+        for name in _SAVING:
+            self.model.__dict__.pop(name, None)
+        marks.unweave()
 
     def on_test_begin(self, logs: Any = None) -> None:
         """Note that an evaluation begins."""
@@ -392,9 +371,9 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
 
     def _prepare(self, model: Any) -> None:
         strategy = model.distribute_strategy
-        self._workers = workers = cluster_of(strategy)
+        workers = cluster_of(strategy)
+        self._rank = workers.rank
         if workers.world_size == 1:
-            self._is_on = False
             print(ALONE, file=sys.stderr, flush=True)
             return
         if strategy.num_replicas_in_sync != workers.world_size:
@@ -407,46 +386,21 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
                 "a `Balancer` trains this model, and measures it itself: leave `KerasWatch` out, "
                 "and give the balancer `Runtime(run_dir=...)`"
             )
+        courier = RecordSender(ServiceStore(), workers.rank, workers.world_size, self._settings)
+        courier.on_stop = self._garbage.close
         self._garbage.open()
-        self._steps = KerasSteps(gc_s=lambda: self._garbage.total_s)
-        self._marks = KerasMarks(model, self._steps, self._safely)
-        self._marks.weave()
+        steps = KerasSteps(courier.records.append, gc_s=lambda: self._garbage.total_s)
+        marks = KerasMarks(model, steps, courier.guard)
+        self._parts = courier, steps, marks
+        courier.guard(marks.weave)
 
-    def _begin(self) -> None:
-        workers, steps, marks = self._workers, self._steps, self._marks
-        assert workers is not None
-        assert steps is not None
-        assert marks is not None
+    def _begin(self, courier: RecordSender, steps: KerasSteps, marks: KerasMarks) -> None:
         marks.weave_call()
         for name in _SAVING:
             weave(self.model, name, self._saving)
-        store = ServiceStore(next_prefix())
-        self._courier = RecordSender(
-            steps,
-            RankHello(socket.gethostname(), _device()),
-            HostReader(),
-            ends_of(store, workers.rank, workers.world_size, self._settings),
-            on_fault=self._switch_off,
-        )
-        self._courier.open()
+        device = "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
+        courier.open(device, HostReader().read)
         atexit.register(self.on_train_end)  # where an error leaves ``fit``
-
-    def _say(self) -> None:
-        """Send the last report; in a thread, since a chief that is gone never answers."""
-        courier = self._courier
-        if courier is None:
-            return
-
-        def close() -> None:
-            try:
-                sites = (CallSite("model", "", 0, "keras"),)
-                courier.close("Keras", sites, own_s=lambda: self._own_s + courier.thread_s)
-            except Exception as error:
-                self._switch_off(error)
-
-        thread = threading.Thread(target=close, name="evenstep-watch-end", daemon=True)
-        thread.start()
-        thread.join(_END_S)
 
     def _saving(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._enter(Phase.CHECKPOINT)
@@ -456,43 +410,11 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             self._leave()
 
     def _enter(self, phase: Phase) -> None:
-        if (steps := self._steps) is not None:
-            self._safely(steps.enter, phase)
+        if self._parts is not None:
+            courier, steps, _ = self._parts
+            courier.guard(steps.enter, phase)
 
     def _leave(self) -> None:
-        if (steps := self._steps) is not None:
-            self._safely(steps.leave)
-
-    def _safely(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Have a fault of the watch's own switch it off, whatever is under way."""
-        if self._is_on:
-            begin = perf_counter()
-            try:
-                call(*arguments)
-            except Exception as error:
-                self._switch_off(error)
-            self._own_s += perf_counter() - begin
-
-    def _switch_off(self, error: BaseException) -> None:
-        if self._is_on:
-            self._is_on = False
-            say_off(None if self._workers is None else self._workers.rank, error)
-            self._garbage.close()
-            if self._courier is not None:
-                self._courier.stop()
-
-    def _stop(self) -> None:
-        self._is_on = False
-        atexit.unregister(self.on_train_end)
-        self._garbage.close()
-        if self._courier is not None:
-            self._courier.stop()
-        if self._marks is not None:
-            for name in _SAVING:
-                self.model.__dict__.pop(name, None)
-            self._marks.unweave()
-        self._courier = self._marks = self._steps = None
-
-
-def _device() -> str:
-    return "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
+        if self._parts is not None:
+            courier, steps, _ = self._parts
+            courier.guard(steps.leave)

@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
-from typing import Any, Protocol, final
+from typing import Any, final
 
 from torch import Size, Tensor, is_grad_enabled, nn
 from torch.compiler import is_dynamo_compiling
@@ -24,17 +24,10 @@ from .._private_torch import NodeHook, at_end_of_backward, backward_number, orig
 from .._torch_clock import AbstractClock, Timeline
 from ._step_records import StepRecord
 
-Noted = tuple[str, Any, Any]
-"""What was noted, the clock's mark of when, and more of it that cannot be known later."""
+Noted = tuple[Callable[["StepRecorder", Any, Any], None], Any, Any]
+"""What reads it, the clock's mark of when, and more of it that cannot be known later."""
 
 _MOST_NOTED = 2048  # that the thread that sends has not taken: of 200 steps or so, 0.3 MB
-
-
-class Guard(Protocol):
-    """Calls for the thread that trains, so that no fault reaches the training."""
-
-    def __call__(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call ``call(*arguments)``, or nothing once the watch is off."""
 
 
 @final
@@ -49,7 +42,8 @@ class StepLog:
     Args:
         clock: sets the marks.
         counted_s: seconds of garbage collection, and of compiling, so far.
-        guard: runs what is called back.
+        guard: calls what it is given with arguments, so that no fault reaches the training; calls
+            nothing once the watch is off.
 
     Attributes:
         clock, guard: likewise.
@@ -58,6 +52,7 @@ class StepLog:
         thread_id: of the thread that trains: the one that made this.
         num_stepped: steps of optimizers so far.
         meets: whether others are waited for.
+        evaluates: whether the newest batch was for an evaluation.
     """
 
     def __init__(
@@ -65,7 +60,7 @@ class StepLog:
         clock: AbstractClock,
         *,
         counted_s: Callable[[], tuple[float, float]],
-        guard: Guard,
+        guard: Callable[..., None],
     ) -> None:
         self.clock, self.guard = clock, guard
         self.noted: deque[Noted] = deque()
@@ -79,41 +74,36 @@ class StepLog:
         self._forwarded: Callable[[], nn.Module | None] = lambda: None  # the newest forward's
         self._trained: Callable[[], nn.Module | None] = self._forwarded  # or the model in its DDP
         self._trains_in_eval = False
-        self._evaluates = False  # whether the newest batch was for an evaluation
+        self.evaluates = False
         self._put_hook = NodeHook(self._backward_entered).put
-        self._own_backward_ended = partial(guard, self._continue, "reduction")
-        self._backward_ended = partial(guard, self._note, "backward ended")
+        self._own_backward_ended = partial(guard, self._continue, Phase.REDUCTION)
+        self._backward_ended = partial(guard, self._note, StepRecorder.end_backward)
         self._hooks = (
             register_optimizer_step_pre_hook(self._optimizer_reached),
             register_optimizer_step_post_hook(self._optimizer_left),
         )
-        self._note("begins", counted_s())
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether the newest batch was for an evaluation."""
-        return self._evaluates
+        self._note(StepRecorder.begin, counted_s())
 
     def mixes(self) -> None:
         """Take computing and waiting for one from now on: they cannot be separated."""
-        self._note("mixes")
+        self._note(StepRecorder.mix)
 
     def input_begins(self) -> None:
         """Note that a batch is asked for."""
         self._depth = 0
         trained = self._trained()  # whether it evaluates, as far as is known before its forward
         is_in_eval = trained is not None and not trained.training and not self._trains_in_eval
-        self._evaluates = is_in_eval or not is_grad_enabled()
-        self._note("input", self._evaluates)
+        self.evaluates = is_in_eval or not is_grad_enabled()
+        self._note(StepRecorder.ask, self.evaluates)
 
     def input_ends(self, is_there: bool) -> None:
         """Note that it is there, or that there is none any more."""
-        if self._evaluates:
-            self._note("evaluation")
+        if self.evaluates:
+            self._note(StepRecorder.evaluate)
         elif is_there:
-            self._note("batch", self._counted_s())
+            self._note(StepRecorder.hand_out, self._counted_s())
         else:
-            self._note("no batch")
+            self._note(StepRecorder.cut, Phase.REST)
 
     def forward_begins(self, module: nn.Module, inputs: tuple[Any, ...]) -> None:
         """Note that a model begins to compute; one inside of another is part of it.
@@ -126,7 +116,7 @@ class StepLog:
         if len(self.noted) >= _MOST_NOTED:
             self.make_room()
         if not is_grad_enabled():
-            self._note("evaluation")
+            self._note(StepRecorder.evaluate)
             return
         mark = self._mark()
         if self._forwarded() is not module:
@@ -134,7 +124,7 @@ class StepLog:
         self._trains_in_eval = (trained := self._trained()) is not None and not trained.training
         is_plain = len(inputs) == 1 and type(inputs[0]) is Tensor and not inputs[0].is_nested
         size = inputs[0].shape if is_plain else input_size(tensors_in(inputs))
-        self.noted.append(("forward", mark, (self._counted_s(), size)))
+        self.noted.append((StepRecorder.begin_forward, mark, (self._counted_s(), size)))
 
     def forward_ends(self, output: Any) -> None:
         """Note that it is done, and have its backward noted.
@@ -152,46 +142,46 @@ class StepLog:
     def met(self, begin: Any) -> None:
         """Note that others were waited for since a mark of the clock."""
         self.meets = False
-        self.noted.append(("met", begin, self._mark()))
+        self.noted.append((StepRecorder.meet, begin, self._mark()))
 
     def enter(self, phase: Phase) -> None:
         """Note that something else begins, such as a checkpoint."""
-        self._note("enters", phase)
+        self._note(StepRecorder.enter, phase)
 
     def leave(self) -> None:
         """Note that it is over."""
-        self._note("leaves")
+        self._note(StepRecorder.leave)
 
     def close(self) -> None:
         """Note optimizers no more."""
         for hook in self._hooks:
             hook.remove()
 
-    def _note(self, what: str, more: Any = None) -> None:
-        self.noted.append((what, self._mark(), more))
+    def _note(self, read: Callable[[StepRecorder, Any, Any], None], more: Any = None) -> None:
+        self.noted.append((read, self._mark(), more))
 
     def _backward_entered(self, _: Any) -> None:
         if (task := backward_number()) != self._task:
             self._task = task
-            self.guard(self._continue, "backward")
+            self.guard(self._continue, Phase.BACKWARD)
 
-    def _continue(self, what: str) -> None:
+    def _continue(self, phase: Phase) -> None:
         """Note a part of the backward.
 
         Of the end of the own one before DDP waits for the others: asked for first, called first.
         """
-        self._note(what)
-        is_own = what == "backward"
+        self._note(StepRecorder.cut, phase)
+        is_own = phase is Phase.BACKWARD
         at_end_of_backward(self._own_backward_ended if is_own else self._backward_ended)
 
     def _optimizer_reached(self, *_: Any) -> None:
         if not is_dynamo_compiling() and get_ident() == self.thread_id:
-            self.guard(self._note, "enters", Phase.OPTIMIZER)
+            self.guard(self._note, StepRecorder.enter, Phase.OPTIMIZER)
 
     def _optimizer_left(self, *_: Any) -> None:
         if not is_dynamo_compiling() and get_ident() == self.thread_id:
             self.num_stepped += 1
-            self.guard(self._note, "stepped")
+            self.guard(self._note, StepRecorder.end_optimizer)
 
 
 def _model_in(module: nn.Module) -> nn.Module:
@@ -202,16 +192,9 @@ def _model_in(module: nn.Module) -> nn.Module:
     return original
 
 
-_MOST_UNSENT = 8192  # records that the thread that sends has not taken yet
 _MOST_MARKS = 10_000  # of a step: one that has more is left out, as it may never end
 _MANY = 64  # backwards without a step of any optimizer, or on one batch: then each may end a step
 _FEW = 8  # backwards on one batch, until a hand-out has ended a step
-_PHASES = {  # that begin with what is noted, which means nothing else
-    "no batch": Phase.REST,
-    "evaluation": Phase.EVALUATION,
-    "backward": Phase.BACKWARD,
-    "reduction": Phase.REDUCTION,
-}
 
 
 @final
@@ -232,18 +215,19 @@ class StepRecorder:
 
     Args:
         log: of the thread that trains.
+        record: takes a step that is over.
 
     Attributes:
         step: the one under way, from 0, as far as the log was gone through.
     """
 
-    def __init__(self, log: StepLog) -> None:
+    def __init__(self, log: StepLog, record: Callable[[StepRecord], None]) -> None:
         self.step = 0
         self._noted = log.noted
         log.make_room = self.catch_up
         self._timeline = Timeline(log.clock)
         self._lock = threading.Lock()
-        self._records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
+        self._record = record
         self._counted_s = (0.0, 0.0)  # of garbage and compiling, when the step began
         self._clues: dict[int, tuple[StepClues, int]] = {}  # by step, until its times are known
         self._size = self._num_samples = 0
@@ -254,71 +238,78 @@ class StepRecorder:
         self._sees_optimizer = False
         self._had_backward = self._is_due = False  # whether the next hand-out begins a step
 
-    def take_records(self) -> list[StepRecord]:
-        """Return the steps that are over, and were not returned before."""
-        self.catch_up()
-        taken = []
-        while self._records:
-            taken.append(self._records.popleft())
-        return taken
-
     def catch_up(self) -> None:
         """Go through what was noted since the last call, on whatever thread."""
         with self._lock:
-            noted, timeline = self._noted, self._timeline
-            while noted:
-                what, mark, more = noted.popleft()
-                if (phase := _PHASES.get(what)) is None:
-                    self._read(what, mark, more)
-                elif phase is Phase.EVALUATION:
-                    timeline.go(phase, at=mark)  # one mark, however long it is
-                else:
-                    timeline.cut(phase, at=mark)
-                if timeline.num_marks > _MOST_MARKS:
-                    timeline.drop()
+            while self._noted:
+                read, mark, more = self._noted.popleft()
+                read(self, mark, more)
+                if self._timeline.num_marks > _MOST_MARKS:
+                    self._timeline.drop()
 
-    def _read(self, what: str, mark: Any, more: Any) -> None:
-        match what:
-            case "input":
-                self._handed_out, self._fed_until = -1, 0
-                mark_as = self._timeline.go if more else self._timeline.cut
-                mark_as(Phase.EVALUATION if more else Phase.INPUT, at=mark)
-            case "batch":
-                is_new = self._ends_step(mark, more)
-                if is_new:
-                    self._most_on_batch = _MANY
-                self._fed_until = self._num_backwards + self._most_on_batch
-                self._handed_out = 0 if is_new else self._timeline.cut(Phase.REST, at=mark)
-            case "forward":
-                self._begin_forward(mark, *more)
-            case "backward ended":
-                self._had_backward = True
-                self._num_backwards += 1
-                self._timeline.cut(Phase.REST, at=mark)
-            case "stepped":
-                self._optimizer_stepped()
-                self._timeline.leave(at=mark)
-            case "enters":
-                self._timeline.enter(more, at=mark)
-            case _:
-                self._note(what, mark, more)
+    def begin(self, mark: Any, counted_s: tuple[float, float]) -> None:
+        """Begin the first step, as its log does."""
+        self._counted_s = counted_s
+        self._timeline.begin(0, at=mark)
 
-    def _note(self, what: str, mark: Any, more: Any) -> None:
-        """Note what ends no step, now or later."""
-        match what:
-            case "leaves":
-                self._timeline.leave(at=mark)
-            case "met":
-                self._timeline.met(mark, more)
-            case "mixes":
-                self._timeline.mixes = True
-            case "begins":
-                self._counted_s = more
-                self._timeline.begin(0, at=mark)
+    def ask(self, mark: Any, evaluates: bool) -> None:
+        """Go over to waiting for a batch, or to an evaluation that asks for one."""
+        self._handed_out, self._fed_until = -1, 0
+        if evaluates:
+            self._timeline.go(Phase.EVALUATION, at=mark)
+        else:
+            self._timeline.cut(Phase.INPUT, at=mark)
 
-    def _begin_forward(
-        self, mark: Any, counted_s: tuple[float, float], size: Size | tuple[int, int]
+    def hand_out(self, mark: Any, counted_s: tuple[float, float]) -> None:
+        """Note a batch, with which a step may begin."""
+        is_new = self._ends_step(mark, counted_s)
+        if is_new:
+            self._most_on_batch = _MANY
+        self._fed_until = self._num_backwards + self._most_on_batch
+        self._handed_out = 0 if is_new else self._timeline.cut(Phase.REST, at=mark)
+
+    def evaluate(self, mark: Any, _: None) -> None:
+        """Go over to an evaluation: one mark, however long it is."""
+        self._timeline.go(Phase.EVALUATION, at=mark)
+
+    def cut(self, mark: Any, phase: Phase) -> None:
+        """Go over to a phase."""
+        self._timeline.cut(phase, at=mark)
+
+    def meet(self, begin: Any, end: Any) -> None:
+        """Note a wait for others."""
+        self._timeline.met(begin, end)
+
+    def mix(self, mark: Any, _: None) -> None:
+        """Take computing and waiting for one from now on."""
+        self._timeline.mixes = True
+
+    def enter(self, mark: Any, phase: Phase) -> None:
+        """Begin a block, such as a checkpoint."""
+        self._timeline.enter(phase, at=mark)
+
+    def leave(self, mark: Any, _: None) -> None:
+        """End it."""
+        self._timeline.leave(at=mark)
+
+    def end_backward(self, mark: Any, _: None) -> None:
+        """Note that a backward is over."""
+        self._had_backward = True
+        self._num_backwards += 1
+        self._timeline.cut(Phase.REST, at=mark)
+
+    def end_optimizer(self, mark: Any, _: None) -> None:
+        """Note an optimizer's step, which ends this one if it had a backward before it."""
+        self._sees_optimizer = True
+        self._is_due |= self._had_backward
+        self._had_backward = False
+        self._timeline.leave(at=mark)
+
+    def begin_forward(
+        self, mark: Any, more: tuple[tuple[float, float], Size | tuple[int, int]]
     ) -> None:
+        """Go over to a forward, with which a step may begin where no loader is seen."""
+        counted_s, size = more
         if self._num_backwards >= self._fed_until:
             self._ends_step(mark, counted_s)
         if self._handed_out >= 0:
@@ -330,11 +321,6 @@ class StepRecorder:
         self._num_samples += size[0]
         self._size += size[1]
 
-    def _optimizer_stepped(self) -> None:
-        self._sees_optimizer = True
-        self._is_due |= self._had_backward
-        self._had_backward = False
-
     def _ends_step(self, mark: Any, counted_s: tuple[float, float]) -> bool:
         """End the step under way if it is done; return whether it was."""
         sees_none = not self._sees_optimizer and self._num_backwards >= _MANY
@@ -345,11 +331,8 @@ class StepRecorder:
         return True
 
     def _end_step(self, mark: Any, counted_s: tuple[float, float]) -> None:
-        gc_s, compile_s = self._counted_s
-        gc_us, compile_us = (
-            round((counted_s[0] - gc_s) * 1e6),
-            round((counted_s[1] - compile_s) * 1e6),
-        )
+        both = zip(self._counted_s, counted_s, strict=True)
+        gc_us, compile_us = [round((now_s - before_s) * 1e6) for before_s, now_s in both]
         self._clues[self.step] = StepClues(gc_us, compile_us, self._size), self._num_samples
         self._counted_s = counted_s
         self._size = self._num_samples = 0
@@ -359,4 +342,4 @@ class StepRecorder:
         for step, spent_us in self._timeline.take():
             while (known := next(iter(self._clues))) < step:  # one whose clock went back
                 del self._clues[known]
-            self._records.append(StepRecord(step, 1, spent_us, *self._clues.pop(step)))
+            self._record(StepRecord(step, 1, spent_us, *self._clues.pop(step)))

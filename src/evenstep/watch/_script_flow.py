@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import takewhile
 from typing import Final, Literal, TypeAlias, final
 
 Part: TypeAlias = Literal["model", "loader"]
@@ -52,7 +53,12 @@ class Script:
         self._above = {
             child: node for node in ast.walk(self.tree) for child in ast.iter_child_nodes(node)
         }
-        self._imported = dict(_imports(self.tree))
+        self._imported = {
+            alias.asname or alias.name: alias.name
+            for node in ast.walk(self.tree)
+            if isinstance(node, ast.ImportFrom)
+            for alias in node.names
+        }
 
     def above(self, node: ast.AST) -> Iterator[ast.AST]:
         """Yield what a node is in, from the inside out."""
@@ -68,11 +74,13 @@ class Script:
         above = self._above.get(scope)
         return above if isinstance(above, ast.ClassDef) else None
 
+    def inside(self, node: ast.AST) -> Iterator[ast.AST]:
+        """Yield what a node is in, in its own function."""
+        return takewhile(lambda one: not isinstance(one, _SCOPES), self.above(node))
+
     def statement_of(self, node: ast.AST) -> ast.stmt:
         """Return the innermost statement that a node is in."""
-        if isinstance(node, ast.stmt):
-            return node
-        return next(one for one in self.above(node) if isinstance(one, ast.stmt))
+        return next(one for one in (node, *self.above(node)) if isinstance(one, ast.stmt))
 
     def within(self, scope: Scope) -> Iterator[ast.AST]:
         """Yield all nodes of a scope, without those of functions inside it."""
@@ -85,13 +93,7 @@ class Script:
 
     def compounds(self, statement: ast.stmt) -> list[ast.stmt]:
         """Return the compound statements that one is in, in its function, the innermost first."""
-        found = []
-        for one in self.above(statement):
-            if isinstance(one, _SCOPES):
-                break
-            if isinstance(one, ast.stmt):
-                found.append(one)
-        return found
+        return [one for one in self.inside(statement) if isinstance(one, ast.stmt)]
 
     def block_of(self, statement: ast.stmt) -> list[ast.stmt]:
         """Return the list of statements that one stands in."""
@@ -101,36 +103,17 @@ class Script:
 
     def is_in_loop(self, node: ast.AST) -> bool:
         """Return whether a loop of its own function runs it several times."""
-        for one in self.above(node):
-            if isinstance(one, _SCOPES):
-                return False
-            if isinstance(one, _LOOPS):
-                return True
-        return False
+        return any(isinstance(one, _LOOPS) for one in self.inside(node))
 
-    def calls(self) -> Iterator[ast.Call]:
-        """Yield all calls, in order of their lines."""
+    def calls(self) -> list[ast.Call]:
+        """Return all calls, in order of their lines."""
         found = [node for node in ast.walk(self.tree) if isinstance(node, ast.Call)]
-        return iter(sorted(found, key=lambda call: (call.lineno, call.col_offset)))
+        return sorted(found, key=lambda call: (call.lineno, call.col_offset))
 
     def called(self, call: ast.Call) -> str:
         """Return the last name of what is called, as it is called where it comes from."""
         name = (dotted(call.func) or "").rpartition(".")[2]
         return self._imported.get(name, name) if isinstance(call.func, ast.Name) else name
-
-    def uses(self, word: str) -> bool:
-        """Return whether a name occurs anywhere, or a module of this name is imported."""
-        for node in ast.walk(self.tree):
-            if isinstance(node, ast.Name) and node.id == word:
-                return True
-            if isinstance(node, ast.Attribute) and node.attr == word:
-                return True
-            if isinstance(node, ast.Import | ast.ImportFrom):
-                modules = [alias.name for alias in node.names]
-                modules += [node.module or ""] if isinstance(node, ast.ImportFrom) else []
-                if any(module.partition(".")[0] == word for module in modules):
-                    return True
-        return False
 
     def made_at(self, line: int, part: Part) -> ast.Call | None:
         """Return the call that makes a part, in the statement that spans a line; None if unclear.
@@ -171,13 +154,6 @@ def _spans(statement: ast.stmt, line: int) -> bool:
     return statement.lineno <= line <= max(last, statement.lineno)
 
 
-def _imports(tree: ast.Module) -> Iterator[tuple[str, str]]:
-    for node in ast.walk(tree):
-        if isinstance(node, ast.ImportFrom):
-            for alias in node.names:
-                yield alias.asname or alias.name, alias.name
-
-
 _FARTHEST = 4  # calls between where a part is made and where it meets the other
 
 
@@ -196,14 +172,11 @@ def bindings_of(script: Script, call: ast.Call, part: Part) -> list[Binding]:
     found: list[Binding] = []
     todo = list(_first(script, call, part))
     for _ in range(_FARTHEST):
-        new = [one for one in todo if not any(_same(one, other) for other in found)]
+        known = {(one.scope, one.name) for one in found}
+        new = [one for one in todo if (one.scope, one.name) not in known]
         found += new
         todo = [after for one in new for after in _onward(script, one, part)]
     return found
-
-
-def _same(one: Binding, other: Binding) -> bool:
-    return one.scope is other.scope and one.name == other.name
 
 
 def _first(script: Script, call: ast.Call, part: Part) -> Iterator[Binding]:
@@ -254,12 +227,10 @@ def _sharded(script: Script, scope: Scope) -> Iterator[Binding]:
 def _onward(script: Script, binding: Binding, part: Part) -> Iterator[Binding]:
     """Yield under which names a part continues in other functions."""
     scope = binding.scope
-    if isinstance(scope, ast.Module):
-        yield from _handed_on(script, binding)
-        return
     if binding.name.startswith("self."):
         yield from _set_by_method(script, binding)
-    else:
+        return
+    if not isinstance(scope, ast.Module):
         for place in _places_in_return(script, scope, binding.name):
             yield from _returned(script, scope, place, part)
     yield from _handed_on(script, binding)
@@ -323,8 +294,7 @@ def _calls_of(script: Script, function: Function) -> list[ast.Call]:
 
 def _set_by_method(script: Script, binding: Binding) -> Iterator[Binding]:
     """Yield the attribute after the one call of the method that sets it."""
-    assert not isinstance(binding.scope, ast.Module)
-    if script.class_of(binding.scope) is None:
+    if isinstance(binding.scope, ast.Module) or script.class_of(binding.scope) is None:
         return
     calls = _calls_of(script, binding.scope)
     if len(calls) == 1:
@@ -333,8 +303,6 @@ def _set_by_method(script: Script, binding: Binding) -> Iterator[Binding]:
 
 def _handed_on(script: Script, binding: Binding) -> Iterator[Binding]:
     """Yield the parameter that a part becomes in the one call that it is handed to."""
-    if binding.name.startswith("self."):
-        return
     for call in [node for node in script.within(binding.scope) if isinstance(node, ast.Call)]:
         function = _defined(script, call)
         if function is None or script.is_in_loop(call):

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import NoReturn
@@ -21,7 +21,6 @@ SITE = Path(__file__).parent / "_site"
 SETTINGS = "EVENSTEP_WATCH"  # the settings, as JSON: read in every process
 PROCESS = "EVENSTEP_WATCH_PROCESS"  # the number of the process to be observed itself
 SUMMARY = "summary.txt"
-SHOWN = "shown"
 SEEN = "seen"
 ALONE = "evenstep watch: one process: nothing to wait for."
 _UNSEEN = (
@@ -44,11 +43,6 @@ class WatchSettings:
     run_dir: str = ""
     launcher_dir: str = ""
 
-    @classmethod
-    def read(cls, text: str) -> WatchSettings:
-        """Return what ``environment`` wrote down."""
-        return cls(**json.loads(text))
-
 
 def environment(settings: WatchSettings, before: Mapping[str, str]) -> dict[str, str]:
     """Return the environment of a process that is watched, and of all that it starts."""
@@ -69,11 +63,13 @@ def run(command: Sequence[str], *, every_s: float, run_dir: str) -> int:
     Raises:
         ValueError: there is no such command, or ``every_s`` is no time.
     """
-    _check_every(every_s)
+    settings = _settings(every_s, run_dir)
     with TemporaryDirectory(prefix="evenstep-watch-") as folder:
-        settings = WatchSettings(every_s, _absolute(run_dir), folder)
+        settings = replace(settings, launcher_dir=folder)
         child = _started(command, environment(settings, os.environ))
-        before = {number: signal.getsignal(number) for number in _signals()}
+        names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
+        numbers = [getattr(signal, name) for name in names if hasattr(signal, name)]
+        before = {number: signal.getsignal(number) for number in numbers}
         try:
             for number in before:
                 signal.signal(number, lambda received, _: _pass_on(child, received))
@@ -93,8 +89,7 @@ def become(script: Sequence[str], *, every_s: float, run_dir: str) -> NoReturn:
     Raises:
         ValueError: ``every_s`` is no time.
     """
-    _check_every(every_s)
-    settings = WatchSettings(every_s, _absolute(run_dir))
+    settings = _settings(every_s, run_dir)
     found = environment(settings, os.environ) | {PROCESS: str(os.getpid())}
     sys.stdout.flush()
     sys.stderr.flush()
@@ -109,7 +104,16 @@ def main(arguments: Sequence[str]) -> NoReturn:
         "change.",
         usage="%(prog)s [--every S] [--run-dir DIR] (-- COMMAND ... | [-m] SCRIPT ...)",
     )
-    add_options(parser)
+    parser.add_argument(
+        "--every",
+        type=float,
+        default=10.0,
+        metavar="S",
+        help="seconds between two lines; 0 writes none",
+    )
+    parser.add_argument(
+        "--run-dir", default="", metavar="DIR", help="folder for rank 0's events.jsonl"
+    )
     parser.add_argument("-m", dest="is_module", action="store_true", help="SCRIPT is a module")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="SCRIPT ...")
     given = list(arguments)
@@ -127,23 +131,10 @@ def main(arguments: Sequence[str]) -> NoReturn:
         parser.error(str(error))
 
 
-def add_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of a watch."""
-    parser.add_argument(
-        "--every",
-        type=float,
-        default=10.0,
-        metavar="S",
-        help="seconds between two lines; 0 writes none",
-    )
-    parser.add_argument(
-        "--run-dir", default="", metavar="DIR", help="folder for rank 0's events.jsonl"
-    )
-
-
-def _check_every(every_s: float) -> None:
+def _settings(every_s: float, run_dir: str) -> WatchSettings:
     remedy = "10 is a good pace, 0 writes no lines."
     check_range("evenstep watch --every", every_s, "finite and at least 0", remedy)
+    return WatchSettings(every_s, str(Path(run_dir).absolute()) if run_dir else "")
 
 
 def _started(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen[bytes]:
@@ -153,15 +144,6 @@ def _started(command: Sequence[str], env: Mapping[str, str]) -> subprocess.Popen
         got = f"{command[0]} ({error.strerror or error})"
         remedy = "Name what starts the script too, as in `-- torchrun train.py`."
         raise invalid("evenstep watch COMMAND", "be one that can run", got, remedy) from error
-
-
-def _absolute(folder: str) -> str:
-    return str(Path(folder).absolute()) if folder else ""
-
-
-def _signals() -> list[signal.Signals]:
-    names = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1", "SIGUSR2")
-    return [getattr(signal, name) for name in names if hasattr(signal, name)]
 
 
 def _pass_on(child: subprocess.Popen[bytes], number: int) -> None:
@@ -175,15 +157,10 @@ def _hears_terminal() -> bool:
     if not hasattr(os, "tcgetpgrp"):
         return sys.stdin is not None and sys.stdin.isatty()
     try:
-        terminal = os.open("/dev/tty", os.O_RDONLY)
+        with open("/dev/tty", "rb") as terminal:
+            return os.tcgetpgrp(terminal.fileno()) == os.getpgrp()
     except OSError:
         return False
-    try:
-        return os.tcgetpgrp(terminal) == os.getpgrp()
-    except OSError:
-        return False
-    finally:
-        os.close(terminal)
 
 
 def _say_the_rest(folder: Path, *, ended_well: bool) -> None:
@@ -191,5 +168,5 @@ def _say_the_rest(folder: Path, *, ended_well: bool) -> None:
     if not (folder / SEEN).exists():
         if ended_well:
             print(_UNSEEN, file=sys.stderr)
-    elif not (folder / SHOWN).exists() and (folder / SUMMARY).exists():
+    elif (folder / SUMMARY).exists():
         print((folder / SUMMARY).read_text("utf-8"), end="", file=sys.stderr)

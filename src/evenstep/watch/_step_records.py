@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from typing import NamedTuple, Protocol, final
+from typing import Any, NamedTuple, final
 
 from msgspec import Struct
 from msgspec.msgpack import decode, encode
@@ -35,6 +34,10 @@ class StepRecord(NamedTuple):
     def begin(self) -> int:
         """The first of the steps."""
         return self.step - self.num_steps + 1
+
+
+Row = tuple[StepRecord, ...]
+"""What all ranks reported of the same step, or of some short ones together."""
 
 
 def joined(records: Sequence[StepRecord]) -> StepRecord:
@@ -75,18 +78,22 @@ def grouped(records: Sequence[StepRecord], size: int) -> tuple[list[StepRecord],
     return done, left
 
 
-class RankReport(Struct, frozen=True, array_like=True, tag=1):
+class RankReport(Struct, frozen=True, array_like=True, tag=2):
     """What one rank reports in one key, as MessagePack; the tag is the version of this form.
 
     Attributes:
         records: its newest steps, in order.
-        host: what the process went through meanwhile; None in a key that has no look.
+        clues: what the process went through meanwhile; None in a key that has no look.
+        host: name of its machine.
+        device: its device, in words.
         is_last: whether no other key follows.
         number: of the key, from 0.
     """
 
     records: tuple[StepRecord, ...]
-    host: HostClues | None
+    clues: HostClues | None = None
+    host: str = ""
+    device: str = ""
     is_last: bool = False
     number: int = 0
 
@@ -94,109 +101,45 @@ class RankReport(Struct, frozen=True, array_like=True, tag=1):
 _NUM_SLOTS = 16  # keys of a rank that rank 0 may be late with
 
 
-class MailStore(Protocol):
-    """What a mail needs of a ``torch.distributed.Store``. None of it waits for a key."""
-
-    def set(self, key: str, value: bytes) -> None:
-        """Write a key."""
-
-    def check(self, keys: list[str]) -> bool:
-        """Return whether all keys are there."""
-
-    def get(self, key: str) -> bytes:
-        """Return a key that is there."""
-
-    def delete_key(self, key: str) -> bool:
-        """Delete a key; return whether it was there."""
-
-
-@dataclass(frozen=True, slots=True)
-class RankHello:
-    """Who a rank is.
-
-    Attributes:
-        host: name of its machine.
-        device: its device, in words.
-    """
-
-    host: str
-    device: str
-
-
-def _slot(rank: int, number: int) -> str:
-    return f"{rank}/{number % _NUM_SLOTS}"
-
-
 @final
-class RankSender:
-    """Sends one rank's reports, a key each. A reader that is late finds the newest few.
+class RankMail:
+    """The reports of ranks, a key each. A reader that is late finds the newest few of a rank.
 
     Args:
-        store: of the run, with a prefix of the watch's own.
-        rank: the sender's.
+        store: like a ``torch.distributed.Store``, with a prefix of the watch's own. It is asked to
+            ``set``, ``check``, ``get`` and ``delete_key``, and never to wait for a key.
 
     Attributes:
         num_bytes: sent so far.
     """
 
-    def __init__(self, store: MailStore, rank: int) -> None:
-        self._store, self._rank = store, rank
-        self._number = 0
+    def __init__(self, store: Any) -> None:
+        self._store = store
+        self._next: defaultdict[int, int] = defaultdict(int)  # by rank, the number of its next key
         self.num_bytes = 0
 
-    def hello(self, hello: RankHello) -> None:
-        """Say who this rank is."""
-        self._store.set(f"{self._rank}/hello", encode(hello))
-
-    def send(self, report: RankReport) -> None:
-        """Write the next key; where the slots are full, over the oldest one."""
-        data = encode(replace(report, number=self._number))
-        self._store.set(_slot(self._rank, self._number), data)
-        self._number += 1
+    def send(self, rank: int, report: RankReport) -> None:
+        """Write a rank's next key; where the slots are full, over its oldest one."""
+        data = encode(replace(report, number=self._next[rank]))
+        self._store.set(self._slot(rank), data)
+        self._next[rank] += 1
         self.num_bytes += len(data)
 
-
-@final
-class RankReader:
-    """Reads the other ranks' reports, and deletes what it has read.
-
-    Args:
-        store: of the run, with the senders' prefix.
-        ranks: the senders.
-    """
-
-    def __init__(self, store: MailStore, ranks: range) -> None:
-        self._store = store
-        self._next = dict.fromkeys(ranks, 0)
-        self._strangers = list(ranks)
-
-    def hellos(self) -> Iterator[tuple[int, RankHello]]:
-        """Yield who has said so since the last call."""
-        for rank in tuple(self._strangers):
-            if (data := self._take(f"{rank}/hello")) is not None:
-                self._strangers.remove(rank)
-                yield rank, decode(data, type=RankHello)
-
-    def read(self) -> Iterator[tuple[int, RankReport]]:
-        """Yield what came since the last call, each rank's in order.
+    def read(self, rank: int) -> Iterator[RankReport]:
+        """Yield what came of a rank since the last call, in order, and delete it.
 
         Raises:
             msgspec.MsgspecError: a key was not written by this version.
         """
-        for rank in self._next:
-            while (data := self._take(_slot(rank, self._next[rank]))) is not None:
-                report = decode(data, type=RankReport)
-                if report.number >= self._next[rank]:  # more: slots before it were written over
-                    self._next[rank] = report.number + 1
-                    yield rank, report
+        while self._store.check([slot := self._slot(rank)]):
+            report = decode(bytes(self._store.get(slot)), type=RankReport)
+            self._store.delete_key(slot)
+            if report.number >= self._next[rank]:  # more: slots before it were written over
+                self._next[rank] = report.number + 1
+                yield report
 
-    def _take(self, key: str) -> bytes | None:
-        """Return a key and delete it; None where it is not there."""
-        if not self._store.check([key]):
-            return None
-        data = bytes(self._store.get(key))
-        self._store.delete_key(key)
-        return data
+    def _slot(self, rank: int) -> str:
+        return f"{rank}/{self._next[rank] % _NUM_SLOTS}"
 
 
 _MOST_OPEN = 4096  # records of a rank that wait for another's
@@ -214,61 +157,30 @@ class RankMerger:
     """
 
     def __init__(self, world_size: int) -> None:
-        self._open: list[deque[StepRecord]] = [deque() for _ in range(world_size)]
+        self._open = [deque[StepRecord](maxlen=_MOST_OPEN) for _ in range(world_size)]
 
     def add(self, rank: int, records: Sequence[StepRecord]) -> None:
         """Take in a rank's next records, in order."""
-        known = self._open[rank]
-        known.extend(records)
-        while len(known) > _MOST_OPEN:
-            known.popleft()
+        self._open[rank].extend(records)
 
-    def take(self) -> list[tuple[StepRecord, ...]]:
+    def take(self) -> list[Row]:
         """Return the rows that are complete, one record per rank in each."""
+        ends = [{record.step for record in known} for known in self._open]
         rows = []
-        while (row := self._next()) is not None:
-            rows.append(row)
+        for end in sorted(set.intersection(*ends)):
+            taken = [_up_to(end, known) for known in self._open]
+            begin = max(records[0].begin for records in taken)
+            taken = [[one for one in records if one.begin >= begin] for records in taken]
+            row = tuple(joined(records) for records in taken if records)
+            # Fewer: in the middle, a rank did not report some step.
+            if [record.num_steps for record in row] == [end - begin + 1] * len(taken):
+                rows.append(row)
         return rows
 
-    def _next(self) -> tuple[StepRecord, ...] | None:
-        """Return the next row; None while it is not there."""
-        while all(self._open):
-            heads = [known[0] for known in self._open]
-            if len({(head.step, head.num_steps) for head in heads}) == 1:  # as nearly always
-                for known in self._open:
-                    known.popleft()
-                return tuple(heads)
-            begin = max(known[0].begin for known in self._open)
-            if all(known[0].begin == begin for known in self._open):
-                row = self._ended_together()
-                if row is None or len({record.num_steps for record in row}) == 1:
-                    return row
-                continue  # in the middle of it, a rank did not report some step
-            for known in self._open:
-                while known and known[0].begin < begin:
-                    known.popleft()
-        return None
 
-    def _ended_together(self) -> tuple[StepRecord, ...] | None:
-        """Return records from the same begin to the same end; None while one has not got there."""
-        end = max(known[0].step for known in self._open)
-        while True:
-            ends = [_end_from(known, end) for known in self._open]
-            if None in ends:
-                return None
-            latest = max(found for found in ends if found is not None)
-            if latest == end:
-                break
-            end = latest
-        row = []
-        for known in self._open:
-            taken = [known.popleft()]
-            while taken[-1].step < end:
-                taken.append(known.popleft())
-            row.append(joined(taken))
-        return tuple(row)
-
-
-def _end_from(known: Sequence[StepRecord], end: int) -> int | None:
-    """Return where a rank's first record ends that reaches ``end``; None if none does yet."""
-    return next((record.step for record in known if record.step >= end), None)
+def _up_to(end: int, known: deque[StepRecord]) -> list[StepRecord]:
+    """Take away a rank's records up to the one that ends with this step."""
+    taken = [known.popleft()]
+    while taken[-1].step < end:
+        taken.append(known.popleft())
+    return taken

@@ -3,42 +3,20 @@
 from __future__ import annotations
 
 import ctypes
-import socket
 import weakref
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
-from time import perf_counter
-from typing import Any, Concatenate, ParamSpec, final
+from typing import Any, final
 
 import torch
 
 from .._host import GarbageClock, HostReader
 from .._private_torch import dataset_of, indices_of
-from .._torch_clock import CompileClock, alloc_retries, clock_of
-from ._courier import RankEnds, RecordSender, say_off
+from .._torch_clock import CompileClock, alloc_retries, clock_of, describe_device
+from ._courier import RecordSender
 from ._recorder import StepLog, StepRecorder
-from ._step_records import RankHello
 from ._watched_run import CallSite, Frames, MadeLoader, site_of
-
-_P = ParamSpec("_P")
-
-
-def _quiet(
-    method: Callable[Concatenate[Watch, _P], None],
-) -> Callable[Concatenate[Watch, _P], None]:
-    """Have a fault of the watch's own switch it off, whatever is under way."""
-
-    def quiet(self: Watch, /, *args: _P.args, **kwargs: _P.kwargs) -> None:
-        if self.is_on:
-            begin = perf_counter()
-            try:
-                method(self, *args, **kwargs)
-            except Exception as error:
-                self.switch_off(error)
-            self.inline_s += perf_counter() - begin
-
-    return quiet
 
 
 @final
@@ -46,27 +24,18 @@ class Watch:
     """Watches the steps of this process, from its first model until its group closes.
 
     Args:
-        ends: of this rank, of the channel for reports.
+        courier: carries this rank's reports.
         loaders: those that were made; grows.
 
     Attributes:
-        is_on: whether it still watches.
-        captures: whether this thread captures a CUDA graph: a mark of then shows no time.
+        courier: likewise.
         log: of the thread that trains; None before its first model, and once it is off.
-        inline_s: seconds that it took of the thread that trains, so far.
     """
 
-    def __init__(
-        self,
-        ends: RankEnds,
-        *,
-        loaders: Sequence[MadeLoader],
-    ) -> None:
-        self.is_on = True
-        self.captures: Callable[[], bool] = bool
+    def __init__(self, courier: RecordSender, *, loaders: Sequence[MadeLoader]) -> None:
         self.log: StepLog | None = None
-        self.inline_s = 0.0
-        self._ends = ends
+        self.courier = courier
+        courier.on_stop = self._stop
         self._loaders = loaders
         self._kind = ""
         self._models: list[CallSite] = []
@@ -74,19 +43,7 @@ class Watch:
         self._read: list[Frames] = []  # of the loader that training reads, or of all it may be
         self._garbage = GarbageClock()
         self._compiling = CompileClock()
-        self._courier: RecordSender | None = None
 
-    @property
-    def thread_s(self) -> float:
-        """CPU seconds of its own thread, so far."""
-        return 0.0 if self._courier is None else self._courier.thread_s
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes sent so far; none on rank 0, which sends none."""
-        return 0 if self._ends.sender is None else self._ends.sender.num_bytes
-
-    @_quiet
     def model_made(self, kind: str, made: str, device: torch.device, frames: Frames) -> None:
         """Note that a model was wrapped, and begin to watch if it is the first."""
         self._kind = kind
@@ -99,7 +56,6 @@ class Watch:
         if kind == "FSDP1" and self.log is not None:  # waits are inside of forward and backward
             self.log.mixes()
 
-    @_quiet
     def loader_read(self, iterator: Any) -> None:
         """Note what training reads, to know where the script made the loader.
 
@@ -122,40 +78,22 @@ class Watch:
         has_stepped = self.log is not None and self.log.num_stepped > 0
         self._read = [*self._read, *found] if has_stepped else found
 
-    @_quiet
     def close(self) -> None:
         """Send the last, and on rank 0 say what was seen."""
-        if self._courier is not None:
-            loaders = dict.fromkeys(site_of("DataLoader", frames) for frames in self._read)
-            self._courier.close(
-                self._kind, (*self._models, *loaders), own_s=lambda: self.inline_s + self.thread_s
-            )
-        elif self._ends.leader is not None:
-            self._ends.leader.end("", (), own_s=0.0)
-        self._stop()
-
-    def switch_off(self, error: BaseException) -> None:
-        """Watch no more, say so in a line, and let the training continue."""
-        if not self.is_on:
-            return
-        self._stop()
-        say_off(self._ends.rank, error)
+        loaders = dict.fromkeys(site_of("DataLoader", frames) for frames in self._read)
+        self.courier.close(self._kind, (*self._models, *loaders))
 
     def forget(self) -> None:
         """Watch no more, as in a process that was forked from one that trains."""
-        self.is_on, self.log = False, None
+        self.courier.is_on, self.log = False, None
         self._garbage.close()
 
     def _stop(self) -> None:
-        self.is_on = False
         log, self.log = self.log, None
-        if self._courier is not None:
-            self._courier.stop()
-        with suppress(Exception):
-            self._garbage.close()
-            self._compiling.close()
-            if log is not None:
-                log.close()
+        self._garbage.close()
+        self._compiling.close()
+        if log is not None:
+            log.close()
 
     def _begin(self, device: torch.device) -> None:
         try:
@@ -165,27 +103,14 @@ class Watch:
         self._garbage.open()
         is_cuda = device.type == "cuda"
         if is_cuda:
-            self.captures = _captures
-        self.log = StepLog(clock, counted_s=self._counted_s, guard=self._guard)
-        self._courier = RecordSender(
-            StepRecorder(self.log),
-            RankHello(socket.gethostname(), device_in_words(device)),
-            HostReader(alloc_retries=partial(alloc_retries, device)),
-            self._ends,
-            on_fault=self.switch_off,
+            self.courier.captures = _captures
+        self.log = StepLog(clock, counted_s=self._counted_s, guard=self.courier.guard)
+        self.courier.open(
+            describe_device(device),
+            HostReader(alloc_retries=partial(alloc_retries, device)).read,
+            catch_up=StepRecorder(self.log, self.courier.records.append).catch_up,
             prepare=ignore_captures if is_cuda else lambda: None,
         )
-        self._courier.open()
-
-    def _guard(self, call: Callable[..., None], *arguments: Any) -> None:
-        """Call for the thread that trains, as ``_quiet`` does."""
-        if self.is_on and not self.captures():
-            begin = perf_counter()
-            try:
-                call(*arguments)
-            except Exception as error:
-                self.switch_off(error)
-            self.inline_s += perf_counter() - begin
 
     def _counted_s(self) -> tuple[float, float]:
         self._compiling.listen()
@@ -209,10 +134,3 @@ def ignore_captures() -> None:
     with suppress(OSError, AttributeError):  # another's device than NVIDIA's
         driver = ctypes.CDLL("libcuda.so.1")
         driver.cuThreadExchangeStreamCaptureMode(ctypes.byref(thread_local))
-
-
-def device_in_words(device: torch.device) -> str:
-    """Return a device with its name, as events have it."""
-    if device.type != "cuda":
-        return str(device)
-    return f"{device} {torch.cuda.get_device_name(device)}"

@@ -1,15 +1,12 @@
-"""What a watch knows at the end, such as where a script made its model: what advice is given on."""
+"""Where a script made its model and its loader, by the frames on the way there."""
 
 from __future__ import annotations
 
-import sys
 import sysconfig
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
-
-from .._types import IntArray
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,47 +28,11 @@ class CallSite:
     library: str
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class WatchedRun:
-    """What all ranks reported of the newest steps.
-
-    A row is a step, or some short ones together: times, samples and sizes are sums over them.
-
-    Attributes:
-        kind: how gradients are exchanged: ``"DDP"``, ``"FSDP2"``, ``"FSDP1"``; empty if not known.
-        sites: where the script made its model and its loader; rank 0's.
-        num_steps: how many steps each row has, ``(num_rows,)``.
-        spent_us: as ``time_by_phase`` gives them, ``(num_rows, world_size, len(Phase))``. Own
-            compute is the forward and the backward; under FSDP1 it is in the rest.
-        num_samples: leading dimensions of the inputs of all forwards in training,
-            ``(num_rows, world_size)``; 0 where they are not known.
-        size: numbers or tokens in them, likewise.
-    """
-
-    kind: str
-    sites: tuple[CallSite, ...]
-    num_steps: IntArray
-    spent_us: IntArray
-    num_samples: IntArray
-    size: IntArray
-
-
 Frames = Sequence[tuple[str, int]]
 MadeLoader: TypeAlias = tuple[Callable[[], Any], int, Frames]
 """What returns a loader while it is there, its data set's id, and the frames that made it."""
-_MOST = 64
 _OURS = Path(__file__).parent.as_posix() + "/"
 _STDLIB = Path(sysconfig.get_path("stdlib")).as_posix() + "/"
-
-
-def frames_from(depth: int) -> Frames:
-    """Return files and lines of the frames from ``depth`` above the caller on, innermost first."""
-    frame = sys._getframe(depth + 1)
-    found: list[tuple[str, int]] = []
-    while frame is not None and len(found) < _MOST:
-        found.append((frame.f_code.co_filename, frame.f_lineno))
-        frame = frame.f_back  # type: ignore[assignment]
-    return found
 
 
 def site_of(made: str, frames: Frames) -> CallSite:

@@ -36,6 +36,7 @@ from ..._exchange._world_check import listed
 from ..._host import connections
 from ..._private_torch import backends_of, default_store, process_groups
 from ..._run._runtime import AllRanks
+from ..._torch_clock import describe_device
 from ...exceptions import WorkerLostError
 
 
@@ -356,13 +357,6 @@ class WorkerFacts:
 def gather_facts(ranks: AllRanks, mine: WorkerFacts) -> list[WorkerFacts]:
     """Return the facts of all ranks, in order."""
     return [WorkerFacts(*row) for row in ranks.collect(astuple(mine))]
-
-
-def describe_device(device: torch.device) -> str:
-    """Return the device with its model's name, where it has one."""
-    if device.type == "cuda":
-        return f"{device} {torch.cuda.get_device_name(device)}"
-    return str(device)
 
 
 def _identity(device: torch.device) -> str:

@@ -105,7 +105,8 @@ class _Watched:
         if self._attachment is None:
             self._broken = True  # unless all of this works
             attach = _import_attach()
-            self._attachment = attach(os.environ["EVENSTEP_WATCH"], self._when_loaded, self.loaders)
+            settings = os.environ["EVENSTEP_WATCH"]
+            self._attachment = attach(settings, self._when_loaded, self.loaders, _frames)
             self._broken = False
         self._attachment.group_opens()
 
