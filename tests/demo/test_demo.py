@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from evenstep._telemetry import read_events
+from evenstep._telemetry import EventFile
 from evenstep.demo._run_demo import DemoFailed, run_demo, workers
 from evenstep.demo._worker import DemoJob
 from evenstep.events import StepMeasured
@@ -20,7 +20,7 @@ pytestmark = [pytest.mark.cluster, pytest.mark.slow]
 
 
 def steps_of(run_dir):
-    return [event for event in read_events(run_dir) if isinstance(event, StepMeasured)]
+    return [event for event in EventFile(run_dir) if isinstance(event, StepMeasured)]
 
 
 @pytest.fixture(scope="module")
