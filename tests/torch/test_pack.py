@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from evenstep.torch._data.fetch._chunks import ChunkRows, Collation, collate_chunk, pack
+from evenstep.torch._data.fetch._chunks import ChunkRows, batch_of, collate_chunk, pack
 
 from .test_loader_order import assert_same
 
@@ -102,7 +102,7 @@ def test_chunks_laid_side_by_side_are_what_default_collate_makes(name, cuts):
         for chunk, part in zip(chunks, ends, strict=True)
     ]
 
-    assert_same(Collation.of(default_collate).batch(runs), default_collate(samples[:7]))
+    assert_same(batch_of(default_collate, collate_chunk, runs), default_collate(samples[:7]))
 
 
 class Odd:

@@ -173,38 +173,36 @@ def rows_of(places: Iterable[SamplePlace]) -> list[ChunkRows]:
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class Collation:
-    """How samples become batches, here and already in the workers.
+Collate = Callable[[list[Any]], Any]
+"""What makes one object of samples."""
+
+
+def chunk_merge(collate: Collate) -> Collate | None:
+    """Return what workers apply to a chunk's samples already; None is to leave them.
 
     Torch's ``default_collate`` runs in the workers, chunk by chunk, and the batch is a matter of
     laying collated chunks side by side. Any other function is given the list of samples, as it
     expects, in the background of the training process: the samples of a batch are known no
     earlier than its plan.
-
-    Attributes:
-        collate: the user's ``collate_fn``.
-        merge: what workers apply to a chunk's samples; None is to leave them.
     """
+    return collate_chunk if collate is default_collate else None
 
-    collate: Callable[[list[Any]], Any]
-    merge: Callable[[list[Any]], Any] | None
 
-    @classmethod
-    def of(cls, collate: Callable[[list[Any]], Any]) -> Collation:
-        """Return the fastest way that honours ``collate``."""
-        return cls(collate, collate_chunk if collate is default_collate else None)
+def batch_of(collate: Collate, merge: Collate | None, rows: Sequence[ChunkRows]) -> Any:
+    """Return one batch of the samples in ``rows``: all packed, or all lists.
 
-    def batch(self, rows: Sequence[ChunkRows]) -> Any:
-        """Return one batch of the samples in ``rows``: all packed, or all lists.
+    In memory of its own, but for samples in lists.
 
-        In memory of its own, but for samples in lists.
-        """
-        packed = [part.chunk for part in rows if isinstance(part.chunk, Packed)]
-        if packed and self.merge is not None:
-            chunks = [chunk.unpack(copy=False) for chunk in packed]
-            return _join(chunks, [slice(part.first, part.last) for part in rows])
-        return self.collate(list(chain.from_iterable(part.samples() for part in rows)))
+    Args:
+        collate: the user's ``collate_fn``.
+        merge: what workers applied to a chunk's samples.
+        rows: where the samples lie.
+    """
+    packed = [part.chunk for part in rows if isinstance(part.chunk, Packed)]
+    if packed and merge is not None:
+        chunks = [chunk.unpack(copy=False) for chunk in packed]
+        return _join(chunks, [slice(part.first, part.last) for part in rows])
+    return collate(list(chain.from_iterable(part.samples() for part in rows)))
 
 
 def collate_chunk(samples: list[Any]) -> Any:

@@ -14,7 +14,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from multiprocessing.connection import Connection
@@ -24,7 +23,7 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar, final
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ...._private_torch import pinned
 from ...._warning import warn
@@ -100,7 +99,7 @@ def inner_loader(
 
     Args:
         loader: the user's own.
-        dataset: what is loaded in place of its data set, which is its ``dataset``.
+        dataset: what is loaded in place of its data set: with workers, ``InWorkers``.
         generator: draws what seeds the workers.
         settings: of the new ``DataLoader``, where it is not to yield items as they are.
     """
@@ -140,23 +139,24 @@ def asked(loader: DataLoader[Any], question: Callable[[], Answer]) -> Answer:
         with same_chance():
             return question()
     timeout = max(_WORKER_S, loader.timeout)
-    probe = _Probe(loader.dataset, question)
+    probe = InWorkers(loader.dataset, partial(_answers, question))
     (answer,) = inner_loader(loader, probe, torch.Generator(), num_workers=1, timeout=timeout)
     return answer  # type: ignore[no-any-return]
 
 
-class _Probe(Dataset[Any]):
-    """A data set of one item: what a question finds in a loader worker."""
+def _answers(question: Callable[[], Any]) -> Iterator[Any]:
+    yield question()
 
-    def __init__(self, dataset: Any, question: Callable[[], Any]) -> None:
+
+class InWorkers(IterableDataset[Any]):
+    """Yields what ``items`` does, in loader workers that show ``dataset`` to the user's code."""
+
+    def __init__(self, dataset: Any, items: Callable[[], Iterator[Any]]) -> None:
         self.dataset = dataset
-        self._question = question
+        self._items = items
 
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> Any:
-        return self._question()
+    def __iter__(self) -> Iterator[Any]:
+        return self._items()
 
 
 def _as_it_is(item: Any) -> Any:
@@ -237,69 +237,52 @@ _STOP_WITHIN_S = 2.0
 _NOTICE_WITHIN_S = 6.0
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedChunk:
-    """Samples, the worker that fetched them, and the seconds that they took."""
-
-    worker: int
-    content: Packed
-    fetch_s: float
+Fetched = tuple[int, Packed, float]
+"""The worker that fetched samples, they themselves, and the seconds that they took."""
 
 
-class FetchService(IterableDataset[FetchedChunk]):
-    """The user's data set as a service: an endless stream of the chunks it is asked for.
+def _serve(
+    dataset: Any, inboxes: Sequence[Connection], merge: Callable[[list[Any]], Any] | None
+) -> Iterator[Fetched]:
+    """Yield the chunks that a loader worker is asked for, without end.
 
-    Torch's loader runs one copy in each of its workers, which so start, are seeded, set up by
+    Torch's loader runs it in each of its workers, which so start, are seeded, set up by
     ``worker_init_fn`` and stopped as in any loader. That loader prefetches by counting, and what
     it asks of an ``IterableDataset`` is merely the next item: which one, tasks say that arrive
     through a pipe for each worker, as late as can be.
     """
-
-    def __init__(
-        self,
-        dataset: Any,
-        inboxes: Sequence[Connection],
-        merge: Callable[[list[Any]], Any] | None,
-    ) -> None:
-        self.dataset = dataset
-        self._inboxes = inboxes
-        self._merge = merge
-
-    def __iter__(self) -> Iterator[FetchedChunk]:
-        info = get_worker_info()
-        assert info is not None  # it runs in loader workers alone
-        tasks: deque[Wanted] = deque()
-        parent = os.getppid()
-        while self._receive(self._inboxes[info.id], tasks, parent):
-            yield self._fetched(tasks.popleft(), info.id)
-
-    def _receive(self, inbox: Connection, tasks: deque[Wanted], parent: int) -> bool:
-        """Move all messages into ``tasks``, at least one; return whether to continue."""
-        while not tasks or inbox.poll():
-            if not inbox.poll(_PARENT_CHECK_S):
-                # Forked siblings keep the pipe open when the training process is killed.
-                if os.getppid() != parent:
-                    return False
-                continue
-            try:
-                task = inbox.recv()
-            except EOFError:
-                return False
-            if task is None:
-                return False
-            tasks.append(task)
-        return True
-
-    def _fetched(self, wanted: Wanted, worker: int) -> FetchedChunk:
+    info = get_worker_info()
+    assert info is not None  # it runs in loader workers alone
+    tasks: deque[Wanted] = deque()
+    parent = os.getppid()
+    while _receive(inboxes[info.id], tasks, parent):
         began_s = perf_counter()
         try:
-            samples = fetch(self.dataset, wanted)
+            samples = fetch(dataset, tasks.popleft())
             fetch_s = perf_counter() - began_s
-            content = pack(self._merge(samples) if self._merge else samples)
+            content = pack(merge(samples) if merge else samples)
         except Exception as error:  # torch sends it
-            _check_sendable(error, worker)
+            _check_sendable(error, info.id)
             raise
-        return FetchedChunk(worker, content, fetch_s)
+        yield info.id, content, fetch_s
+
+
+def _receive(inbox: Connection, tasks: deque[Wanted], parent: int) -> bool:
+    """Move all messages into ``tasks``, at least one; return whether to continue."""
+    while not tasks or inbox.poll():
+        if not inbox.poll(_PARENT_CHECK_S):
+            # Forked siblings keep the pipe open when the training process is killed.
+            if os.getppid() != parent:
+                return False
+            continue
+        try:
+            task = inbox.recv()
+        except EOFError:
+            return False
+        if task is None:
+            return False
+        tasks.append(task)
+    return True
 
 
 def _check_sendable(error: Exception, worker: int) -> None:
@@ -335,7 +318,8 @@ class WorkerPool(Generic[Asked]):
     Args:
         loader: the user's, with at least one worker.
         merge: applied to the samples of a chunk in the worker; None is to leave them.
-        deliver: called by the receiving thread with what was asked for, and its chunk.
+        deliver: called by the receiving thread with what was asked for, its samples, and the
+            seconds that they took.
         fail: called by the receiving thread, once, with why there will be no more.
     """
 
@@ -344,7 +328,7 @@ class WorkerPool(Generic[Asked]):
         loader: DataLoader[Any],
         *,
         merge: Callable[[list[Any]], Any] | None,
-        deliver: Callable[[Asked, FetchedChunk], None],
+        deliver: Callable[[Asked, Packed, float], None],
         fail: Callable[[Exception], None],
     ) -> None:
         self._loader = loader
@@ -361,11 +345,11 @@ class WorkerPool(Generic[Asked]):
         """Start the workers, seeded by what ``generator`` draws, and the thread; once."""
         pipes = [multiprocessing.Pipe(duplex=False) for _ in range(self._loader.num_workers)]
         self._outboxes = [theirs for _, theirs in pipes]
-        inboxes = [mine for mine, _ in pipes]
+        inboxes, dataset = [mine for mine, _ in pipes], self._loader.dataset
         chunks = iter(
             inner_loader(
                 self._loader,
-                FetchService(self._loader.dataset, inboxes, self._merge),
+                InWorkers(dataset, partial(_serve, dataset, inboxes, self._merge)),
                 generator=generator,
                 prefetch_factor=_TASKS_PER_WORKER,
                 in_order=False,
@@ -409,11 +393,11 @@ class WorkerPool(Generic[Asked]):
         for outbox in self._outboxes:
             outbox.close()
 
-    def _receive(self, chunks: Iterator[FetchedChunk]) -> None:
+    def _receive(self, chunks: Iterator[Fetched]) -> None:
         problem: Exception = RuntimeError("the loader workers ended unasked")
         try:
-            for chunk in chunks:
-                self._deliver(self._asked[chunk.worker].popleft(), chunk)
+            for worker, content, fetch_s in chunks:
+                self._deliver(self._asked[worker].popleft(), content, fetch_s)
         except Exception as error:
             problem = _with_exit_codes(error, self._processes)
             # Tracebacks would keep the iterator, and so the workers, alive.

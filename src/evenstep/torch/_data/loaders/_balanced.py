@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from threading import Condition, RLock
 from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import numpy as np
 import torch
@@ -22,16 +22,11 @@ from ...._warning import warn
 from ....exceptions import invalid
 from .._loader_state import OrderedForm
 from .._protocols import ANEW, MicroBatch, StepStart
-from .._step import (
-    FixedMicroBatches,
-    MicroBatches,
-    Step,
-    with_units,
-)
+from .._step import MicroBatches, Step, with_units
 from ..deal._by_cost import CostDeal, Indices, SeenLengths
 from ..deal._plans import EpochSteps, PlanBook, StepSpan
 from ..fetch._loader_workers import with_parts
-from ..fetch._sources import BatchSource, EpochKeys, Feed, FetchCounts, seeded, source_of
+from ..fetch._sources import BatchSource, FetchCounts, KeysOf, epoch_keys, seeded, source_of
 from ..order._drawing import pass_epoch
 from ..order._global_order import (
     EpochOrder,
@@ -41,29 +36,6 @@ from ..order._global_order import (
 )
 from ._base import AbstractStepLoader, StepContext
 from ._claimed import Claimed
-
-
-class MeasuredBatch(NamedTuple):
-    """A batch, and the length of each of its samples: a tuple, of which torch pins the parts."""
-
-    batch: Any
-    lengths: IntArray
-
-
-def measuring(loader: DataLoader[Any], of: Any) -> DataLoader[Any]:
-    """Return a loader whose batches are ``MeasuredBatch``.
-
-    It collates in the training process, where samples and batch come together.
-
-    Args:
-        loader: the user's own.
-        of: as in ``Cost(from_batch=...)``.
-    """
-    return with_parts(loader, collate_fn=partial(_measured, of, loader.collate_fn))
-
-
-def _measured(of: Any, collate: Callable[[Any], Any], samples: list[Any]) -> MeasuredBatch:
-    return MeasuredBatch(*batch_lengths(of, samples, collate))
 
 
 @final
@@ -178,12 +150,14 @@ class BalancedLoader(AbstractStepLoader):
                 self._cap_check = CapCheck(context.cost.max_size)
             if context.cost.from_batch is not None:
                 self._seen = SeenLengths(self.costs, ranks)
-                read = measuring(loader, context.cost.from_batch)
+                # In the training process, where samples and batch come together.
+                own, of = loader.collate_fn, context.cost.from_batch
+                read = with_parts(loader, collate_fn=partial(batch_lengths, of, collate=own))
         self._book = PlanBook(ranks.rank, self._size, by_cost=self._by_cost)
         self._problem: Exception | None = None
         self._source = source_of(read, Condition(self._lock), ranks.check)
         self._num_skipped = 0
-        self._keys: EpochKeys | None = None  # of the newest loop's epoch
+        self._keys_of: KeysOf | None = None  # of the newest loop's epoch
         context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
         weakref.finalize(self, _close, self._source, os.getpid())
 
@@ -325,10 +299,10 @@ class BalancedLoader(AbstractStepLoader):
         if self._by_cost is not None:
             equal_forwards = self._book.equal_forwards
             self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=self._whole)
-        context, self._keys = self._context, None
+        context, self._keys_of = self._context, None
         if context.sample_seed is not None:
-            self._keys = EpochKeys.of_epoch(context.sample_seed, context.number, self._at.number)
-            indices_of = seeded(indices_of, self._keys)
+            self._keys_of = epoch_keys(context.sample_seed, context.number, self._at.number)
+            indices_of = seeded(indices_of, self._keys_of)
         # The book's, as the source must not keep the loader alive.
         self._source.begin(indices_of, self._spans(taken), self._book.share)
 
@@ -361,8 +335,8 @@ class BalancedLoader(AbstractStepLoader):
             return None
         step, first, num_samples = span
         plan = self._plan()
-        parts, feed, data_s = self._fetched(span, plan)
-        work, units, keys_of = None, None, None
+        parts, fetched, data_s = self._fetched(span, plan)
+        work, units, keys_of, epoch = None, None, None, self._keys_of
         checksum = plan.epoch + 1  # no two plans of one epoch have other sizes
         if self._by_cost is not None:
             parts, (work, checksum) = self._assigned(span, parts)
@@ -370,18 +344,25 @@ class BalancedLoader(AbstractStepLoader):
             self._cap_check.look(parts)
         if self._context.counter is not None:
             parts, units = with_units(parts, self._context.counter)
-        if (keys := self._keys) is not None:
-            keys_of = lambda slots: keys.at(first + slots)  # noqa: E731
+        if epoch is not None:
+            keys_of = lambda slots: epoch(first + slots)  # noqa: E731
             pairs = zip(parts, map(keys_of, self._book.slots(span)), strict=True)
             parts = [replace(part, keys=own) for part, own in pairs]
         given: MicroBatches | MicroBatch
         if self._whole:
             (given,) = parts
         elif (opened := self._book.open_step(span)) is not None:
-            steps = self._context.session.steps
-            given = Claimed(parts, step, opened, feed=feed, steps=steps, keys_of=keys_of)
+            given = Claimed(
+                parts,
+                step,
+                opened,
+                source=self._source,
+                fetched=fetched,
+                steps=self._context.session.steps,
+                keys_of=keys_of,
+            )
         else:
-            given = FixedMicroBatches(parts)
+            given = MicroBatches(parts)
         self._at.steps_taken += 1
         equal = self._book.equal_forwards and self._book.has_equal_forwards(span)
         own = given.num_samples
@@ -389,16 +370,16 @@ class BalancedLoader(AbstractStepLoader):
             given, StepStart(step, own, num_samples, data_s, units, work, checksum, equal)
         )
 
-    def _fetched(self, span: StepSpan, plan: Plan) -> tuple[list[MicroBatch], Feed, float]:
-        """Return the batches that a step begins with, its further ones, and what the wait took."""
+    def _fetched(self, span: StepSpan, plan: Plan) -> tuple[list[MicroBatch], Any, float]:
+        """Return what the source gives of a step, and the seconds that the wait took."""
         began_s = perf_counter()
         at, taken = self._at, self._at.steps_taken
         if at.drawn < at.steps.num_samples and at.steps.end(taken + 2) > at.drawn:
             self._draw(taken)
         if self._problem is not None or self._book.only is not plan:
             self._put_into_force(plan, span.step)
-        parts, feed = self._source.take(span)
-        return parts, feed, perf_counter() - began_s
+        parts, fetched = self._source.take(span)
+        return parts, fetched, perf_counter() - began_s
 
     def _put_into_force(self, plan: Plan, step: int) -> None:
         with self._lock:
@@ -416,8 +397,8 @@ class BalancedLoader(AbstractStepLoader):
         """
         lengths: list[IntArray] | None = None
         if self._seen is not None:
-            lengths = [part.batch.lengths for part in parts]
-            parts = [replace(part, batch=part.batch.batch) for part in parts]
+            lengths = [part.batch[1] for part in parts]
+            parts = [replace(part, batch=part.batch[0]) for part in parts]
         with self._lock:
             later = self._spans(self._at.steps_taken + 1 + self.num_steps_ahead)
             if (coming := next(later, None)) is not None:

@@ -22,11 +22,20 @@ from ...._warning import warn
 from ....exceptions import invalid
 from .._loader_state import StreamForm, StreamPosition
 from .._protocols import MicroBatch, StepStart
-from .._step import FixedMicroBatches, Step, with_units
+from .._step import MicroBatches, Step, with_units
 from ..deal._by_cost import Assigned
 from ..deal._stream_deal import OwnShards, SameStream, StreamDeal, StreamKind, StreamStock
-from ..fetch._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
-from ..fetch._loader_workers import inner_loader, pinning
+from ..fetch._chunks import (
+    Chunk,
+    ChunkRows,
+    Packed,
+    SamplePlace,
+    batch_of,
+    chunk_merge,
+    pack,
+    rows_of,
+)
+from ..fetch._loader_workers import InWorkers, inner_loader, pinning
 from ..order._drawing import check_iterates, pass_epoch
 from ._base import AbstractStepLoader, StepContext
 
@@ -62,11 +71,12 @@ class StreamReader:
         length_of: Callable[[Any], int] = no_length,
     ) -> None:
         self._loader = loader
-        self._collation = Collation.of(loader.collate_fn)
-        self._batch_of = pinning(loader, self._collation.batch)
+        merge = chunk_merge(loader.collate_fn)
+        self._collate = partial(batch_of, loader.collate_fn, merge)
+        self._batch_of = pinning(loader, self._collate)
         self._generator = torch.Generator()
         self._length_of = length_of
-        worker = partial(_packed, self._collation.merge, length_of)
+        worker = partial(_packed, merge, length_of)
         self._inner = _inner(loader, worker, self._generator, chunk, prefetch)
         self._chunks: Iterator[Any] = iter(())
         self._places: deque[SamplePlace] = deque()  # read and not handed out, oldest first
@@ -137,7 +147,7 @@ class StreamReader:
 
     def repeated(self, size: int) -> Any:
         """Return a batch of the stream's first sample, ``size`` times."""
-        return self._collation.batch([self._stand_in() for _ in range(size)])
+        return self._collate([self._stand_in() for _ in range(size)])
 
     def mark(self) -> int:
         """Return a number made of the stream's first sample, -1 for no number, -2 for no sample."""
@@ -177,16 +187,6 @@ class StreamReader:
             self._lengths.popleft()
 
 
-class _ShownDataset(IterableDataset[Any]):
-    """The user's stream where workers look for it."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.dataset)
-
-
 def _packed(
     merge: Callable[[list[Any]], Any] | None, length_of: Callable[[Any], int], samples: list[Any]
 ) -> tuple[Packed, list[int]]:
@@ -207,7 +207,7 @@ def _inner(
         return inner_loader(loader, loader.dataset, generator)
     return inner_loader(
         loader,
-        _ShownDataset(loader.dataset),
+        InWorkers(loader.dataset, partial(iter, loader.dataset)),
         generator,
         batch_size=chunk,
         collate_fn=worker,
@@ -377,7 +377,7 @@ class StreamLoader(AbstractStepLoader):
         self._at.steps_taken += 1
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
         work, checksum = (None, 0) if assigned is None else (assigned.work, assigned.checksum)
-        given = parts[0] if self._whole else FixedMicroBatches(parts)
+        given = parts[0] if self._whole else MicroBatches(parts)
         step, num_samples = self._loops.next_step, sum(sizes)
         own, equal = given.num_samples, self._has_equal_forwards()
         return self._hand_out(
