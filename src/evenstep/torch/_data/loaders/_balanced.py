@@ -5,23 +5,21 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from threading import Condition, RLock
 from time import perf_counter
-from typing import Any, final
+from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader
 
 from ...._planner import Plan, Work, batch_lengths
 from ...._types import IntArray
-from ...._warning import warn
 from ....exceptions import invalid
-from .._loader_state import OrderedForm
-from .._protocols import ANEW, MicroBatch, StepStart
+from .._loader_state import checked, sealed
+from .._protocols import MicroBatch, StepStart
 from .._step import MicroBatches, Step, with_units
 from ..deal._by_cost import CostDeal, Indices, SeenLengths
 from ..deal._plans import EpochSteps, PlanBook, StepSpan
@@ -37,55 +35,17 @@ from ..order._global_order import (
 from ._base import AbstractStepLoader, StepContext
 from ._claimed import Claimed
 
-
-@final
-class CapCheck:
-    """Warns once of a forward over the cap, as of samples that are longer than ``prepare`` found.
-
-    By tensors of the batch that had as many elements as the lengths say, in all forwards so far.
-
-    Args:
-        max_size: as in ``Cost``.
-    """
-
-    def __init__(self, max_size: int) -> None:
-        self._max_size = max_size
-        self._exact: set[str] | None = None  # names of those tensors; None before the first forward
-
-    def look(self, parts: Sequence[MicroBatch]) -> None:
-        """Look at the forwards of a step."""
-        for part in parts:
-            if self._exact == set() or not part.num_samples:
-                continue
-            found = dict(_numbers_in(part.batch))
-            for name in self._exact or ():
-                if part.size <= self._max_size < found.get(name, 0):
-                    self._exact = set()
-                    self._warn(found[name])
-                    return
-            exact = {name for name, number in found.items() if number == part.size}
-            self._exact = exact if self._exact is None else self._exact & exact
-
-    def _warn(self, found: int) -> None:
-        warn(
-            f"A forward has a size of {found} where `Cost(max_size={self._max_size})` is the cap: "
-            f"samples have become longer than `prepare` found them, which reads lengths once. "
-            f"When they change: {ANEW}"
-        )
-
-
-def _numbers_in(batch: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the number of elements of every tensor of a batch, by a name."""
-    if isinstance(batch, torch.Tensor):
-        yield name, batch.numel()
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from _numbers_in(value, f"{name}.{key}")
-    elif isinstance(batch, list | tuple):
-        for place, value in enumerate(batch):
-            yield from _numbers_in(value, f"{name}.{place}")
-
-
+_KEYS = (
+    "epochs_begun",
+    "steps_taken",
+    "steps_of_run",
+    "global_batch_size",
+    "num_samples",
+    "order",
+    "fingerprint",
+    "num_fingerprinted",
+)
+_KEYS_OF_BATCHES = (*_KEYS, "num_steps", "position")
 _MOST_STARTS = 8  # more epochs than a loop fetches ahead
 
 
@@ -131,23 +91,17 @@ class BalancedLoader(AbstractStepLoader):
         self._order = GlobalOrder(
             loader, ranks, ranks.share, global_batch_size=self._size, block_size=block_size
         )
-        own_batches = self._order.batches is not None
-        num_samples = None if own_batches else self._order.num_samples
-        self._form = OrderedForm(self._size, num_samples, len(self._order.steps))
         self._starts: deque[LoopStart] = deque(maxlen=_MOST_STARTS)
 
         self._lock = RLock()  # plans come from any thread
         self._by_cost: CostDeal | None = None
         self._seen: SeenLengths | None = None
-        self._cap_check: CapCheck | None = None
         read = loader  # with a collator that reports lengths, where those are seen in time
         if context.cost is not None:
             self.costs = context.cost.table(loader.dataset)
             self._by_cost = CostDeal(self.costs, rank=ranks.rank, world_size=ranks.world_size)
             if loader.num_workers:
                 self.num_steps_ahead = max(2, loader.num_workers * (loader.prefetch_factor or 1))
-            if context.cost.max_size is not None:
-                self._cap_check = CapCheck(context.cost.max_size)
             if context.cost.from_batch is not None:
                 self._seen = SeenLengths(self.costs, ranks)
                 # In the training process, where samples and batch come together.
@@ -172,8 +126,7 @@ class BalancedLoader(AbstractStepLoader):
 
         Of a batch sampler other than torch's own, those of the newest epoch.
         """
-        own_batches = self._order.batches is not None
-        return (self._at.steps if own_batches else self._order.steps).num_samples
+        return (self._order.steps if self.is_fixed else self._at.steps).num_samples
 
     @property
     def is_fixed(self) -> bool:
@@ -232,17 +185,41 @@ class BalancedLoader(AbstractStepLoader):
         if step is None:
             step = starts[0].step if starts else self._context.count.value
         at, taken = goes_on(step, at, starts)
-        state = self._form.write(
-            at.state(at.steps.end(taken)),
-            at.steps,
-            epochs_begun=at.number,
-            steps_taken=taken,
-            steps_of_run=step,
-        )
+        position = at.steps.end(taken)
+        fields = {
+            "kind": "order" if self.is_fixed else "batches",
+            "epochs_begun": at.number,
+            "steps_taken": taken,
+            "steps_of_run": step,
+            "global_batch_size": self._size,
+            "num_samples": self._order.num_samples if self.is_fixed else at.steps.num_samples,
+        }
+        if not self.is_fixed:
+            fields |= {"num_steps": len(at.steps), "position": position}
+        state = sealed(fields | at.state(position))
         return state if self._seen is None else {**state, "lengths": self._seen.written()}
 
     def _checked(self, state: object) -> dict[str, Any]:
-        good = self._form.read(state)
+        where = "BalancedLoader.load_state_dict(state=...)"
+        kind, keys = ("order", _KEYS) if self.is_fixed else ("batches", _KEYS_OF_BATCHES)
+        good = checked(state, where, kind, keys)
+        num_samples, num_steps = self._order.num_samples, len(self._order.steps)
+        found, size, taken = good["num_samples"], good["global_batch_size"], good["steps_taken"]
+        if self.is_fixed and size != self._size:  # else the batches alone say what a step has
+            raise invalid(
+                where,
+                f"be of the global batch size {self._size}",
+                size,
+                f"With another number of ranks, give `Balancer({size})` and the loader a "
+                f"`batch_size` of that over the number of ranks, rounded up.",
+            )
+        if self.is_fixed and (found != num_samples or taken > num_steps):
+            raise invalid(
+                where,
+                f"be of an epoch of {num_samples} samples in {num_steps} steps",
+                f"one of {found} samples after step {taken}",
+                "Give the loader the data set, sampler and `drop_last` of back then.",
+            )
         if self._num_skipped:
             raise _both_ways()
         if self._seen is not None:
@@ -340,8 +317,6 @@ class BalancedLoader(AbstractStepLoader):
         checksum = plan.epoch + 1  # no two plans of one epoch have other sizes
         if self._by_cost is not None:
             parts, (work, checksum) = self._assigned(span, parts)
-        if self._cap_check is not None:
-            self._cap_check.look(parts)
         if self._context.counter is not None:
             parts, units = with_units(parts, self._context.counter)
         if epoch is not None:

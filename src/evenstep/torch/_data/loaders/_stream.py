@@ -6,6 +6,7 @@ import copy
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -20,7 +21,7 @@ from ...._planner import Cost, Plan, sample_length
 from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
-from .._loader_state import StreamForm, StreamPosition
+from .._loader_state import checked, sealed
 from .._protocols import MicroBatch, StepStart
 from .._step import MicroBatches, Step, with_units
 from ..deal._by_cost import Assigned
@@ -218,6 +219,35 @@ def _inner(
 
 
 _LARGEST = 1 << 63
+_KEYS = (
+    "steps_of_run",
+    "global_batch_size",
+    "num_readers",
+    "passed",
+    "seed",
+    "epochs_begun",
+    "steps_taken",
+    "finished",
+)
+
+
+@dataclass(slots=True)
+class StreamPosition:
+    """What was handed out so far, the same on every rank.
+
+    Attributes:
+        passed: samples of the epoch by which each rank's stream has moved on.
+        seed: what workers are seeded by, with the epoch; None before the first.
+        epochs_begun: how many.
+        steps_taken: steps of the epoch.
+        finished: whether the epoch is over.
+    """
+
+    passed: list[int]
+    seed: int | None = None
+    epochs_begun: int = 0
+    steps_taken: int = 0
+    finished: bool = False
 
 
 class StreamLoader(AbstractStepLoader):
@@ -257,21 +287,20 @@ class StreamLoader(AbstractStepLoader):
 
     def __init__(self, loader: DataLoader[Any], context: StepContext, *, kind: StreamKind) -> None:
         _check(loader)
-        position = StreamPosition(passed=[0] * context.ranks.world_size)
-        super().__init__(loader, context, position)
-        self._ranks, self._size = context.ranks, context.global_batch_size
+        super().__init__(loader, context, StreamPosition([0] * context.ranks.world_size))
+        self._kind, self._ranks, self._size = kind, context.ranks, context.global_batch_size
+        # Where all read alike, a state is free of the ranks. A stream's order depends on readers.
+        self._num_written = 1 if kind == "same" else self._ranks.world_size
+        self._num_readers = max(loader.num_workers, 1)
         self._terms = (SameStream if kind == "same" else OwnShards)(self._size)
         cost = context.cost
         self._reader = _reader(loader, kind, self._ranks.world_size, self._size, cost)
         self._by_cost = None if cost is None else StreamDeal(cost, self._ranks, self._size)
         self.costs = None if self._by_cost is None else self._by_cost.costs
-        self._form = StreamForm(
-            kind, self._size, max(loader.num_workers, 1), self._ranks.world_size
-        )
         self._stocks: Callable[[], list[StreamStock]] | None = None
 
     def __len__(self) -> int:
-        if self._form.kind != "same":
+        if self._kind != "same":
             raise TypeError(
                 "the steps of an epoch over a sharded stream depend on the plans, so it has no "
                 "length. Count steps instead, and leave the loop after as many as you want."
@@ -288,10 +317,35 @@ class StreamLoader(AbstractStepLoader):
         return self._reader.repeated(size)
 
     def _state(self) -> dict[str, Any]:
-        return self._form.write(self._at, self._context.count.value)
+        at = self._at
+        return sealed(
+            asdict(at)
+            | {
+                "kind": f"stream, {self._kind}",
+                "steps_of_run": self._context.count.value,
+                "global_batch_size": self._size,
+                "num_readers": self._num_readers,
+                "passed": at.passed[: self._num_written],
+                "seed": at.seed or 0,
+            }
+        )
 
     def _checked(self, state: object) -> dict[str, Any]:
-        good = self._form.read(state)
+        where = "StreamLoader.load_state_dict(state=...)"
+        good = checked(state, where, f"stream, {self._kind}", _KEYS)
+        for key, is_now, remedy in (
+            ("global_batch_size", self._size, "Give it to the balancer as back then."),
+            ("num_readers", self._num_readers, "Set `DataLoader(num_workers=...)` as back then."),
+        ):
+            if good[key] != is_now:
+                raise invalid(where, f"have {key}={is_now}, as this loader has", good[key], remedy)
+        if len(good["passed"]) != self._num_written:
+            raise invalid(
+                where,
+                f"be of {self._num_written} ranks, as shards belong to ranks",
+                len(good["passed"]),
+                "Resume on as many ranks, or have all read the `stream='same'`.",
+            )
         if self._loader.persistent_workers and good["epochs_begun"] > 1 and not good["finished"]:
             warn(
                 "`persistent_workers=True`: what a stream draws from its workers' generators after "
@@ -304,12 +358,18 @@ class StreamLoader(AbstractStepLoader):
         """Open the stream, at its begin or where the checkpoint stands, and look at its start."""
         resume, self._resume, at = self._resume, None, self._at
         if resume is not None:
-            at = self._form.position(resume)
+            at = StreamPosition(
+                passed=resume["passed"] * (self._ranks.world_size // self._num_written),
+                seed=resume["seed"] if resume["epochs_begun"] else None,
+                epochs_begun=resume["epochs_begun"],
+                steps_taken=resume["steps_taken"],
+                finished=resume["finished"],
+            )
         at.seed = seed = self._draw_seed() if at.seed is None else at.seed
         if resume is None or at.finished or not at.epochs_begun:
-            at = at.next_epoch()
+            at = StreamPosition([0] * len(at.passed), seed, at.epochs_begun + 1)
         seed += 1_000_003 * at.epochs_begun
-        if self._form.kind == "sharded":
+        if self._kind == "sharded":
             seed += self._ranks.rank  # where all read alike, seeds are alike
         self._reader.begin(seed % _LARGEST)
         self._reader.ensure(1)
@@ -421,7 +481,7 @@ class StreamLoader(AbstractStepLoader):
         reader = self._reader
         lengths = 0 if self._by_cost is None else crc32(reader.lengths(self._size).tobytes())
         rows = self._ranks.gather(
-            [reader.stock, int(reader.ended), mark, self._form.num_readers, lengths]
+            [reader.stock, int(reader.ended), mark, self._num_readers, lengths]
         )
         return lambda: [
             StreamStock(stock, bool(ended), *others) for stock, ended, *others in rows()
