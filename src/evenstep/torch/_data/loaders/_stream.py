@@ -17,15 +17,15 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ...._planner import Cost, Plan, sample_length
+from ...._planner import UNKNOWN, Cost, Plan, SampleCosts, sample_length
 from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
 from .._loader_state import checked, sealed
 from .._protocols import MicroBatch, StepStart
 from .._step import MicroBatches, Step, with_units
-from ..deal._by_cost import Assigned
-from ..deal._stream_deal import OwnShards, SameStream, StreamDeal, StreamKind, StreamStock
+from ..deal._by_cost import Assigned, CostDeal
+from ..deal._stream_deal import OwnShards, SameStream, StreamKind, StreamStock, check_cost
 from ..fetch._chunks import (
     Chunk,
     ChunkRows,
@@ -295,8 +295,13 @@ class StreamLoader(AbstractStepLoader):
         self._terms = (SameStream if kind == "same" else OwnShards)(self._size)
         cost = context.cost
         self._reader = _reader(loader, kind, self._ranks.world_size, self._size, cost)
-        self._by_cost = None if cost is None else StreamDeal(cost, self._ranks, self._size)
-        self.costs = None if self._by_cost is None else self._by_cost.costs
+        self._by_cost: CostDeal | None = None
+        if cost is not None:
+            check_cost(cost)
+            rank, world_size = self._ranks.rank, self._ranks.world_size
+            self._lengths = SampleCosts(cost, np.full(2 * self._size, UNKNOWN, np.int64))
+            self._by_cost = CostDeal(self._lengths, rank=rank, world_size=world_size)
+            self.costs = self._lengths
         self._stocks: Callable[[], list[StreamStock]] | None = None
 
     def __len__(self) -> int:
@@ -388,7 +393,7 @@ class StreamLoader(AbstractStepLoader):
 
     def _read_on(self) -> None:
         if self._by_cost is not None:
-            self._by_cost.begin(equal_forwards=self._equal_forwards())
+            self._by_cost.begin(self._places, equal_forwards=self._equal_forwards())
         self._reader.skip(self._at.passed[self._ranks.rank])
         self._read_ahead(-(-self._size // self._ranks.world_size))
 
@@ -453,10 +458,10 @@ class StreamLoader(AbstractStepLoader):
     ) -> tuple[list[IntArray], Assigned | None]:
         """Return which samples each of this rank's forwards has, and what ranks compare of that."""
         rank, total = self._ranks.rank, sum(sizes)
-        first, parts = self._at.passed[rank], None
+        first = self._at.passed[rank]
         if self._by_cost is not None:
-            parts = self._by_cost.parts(plan, first, self._reader.lengths(total))
-        if parts is None:
+            self._learn_lengths(first, self._reader.lengths(total))
+        if self._by_cost is None or plan.costs is None:
             fewest = plan.most_forwards(sizes) if self._has_equal_forwards() else 1
             counts = (
                 (sizes[rank],) if self._whole else plan.forwards(rank, sizes[rank], fewest=fewest)
@@ -464,12 +469,36 @@ class StreamLoader(AbstractStepLoader):
             begin = self._terms.first(sizes, rank)
             own = np.arange(begin, begin + sizes[rank])
             parts = np.split(own, np.cumsum(counts)[:-1])
-        elif self._whole:
-            parts = [np.sort(np.concatenate(parts))]
+        else:
+            found = self._by_cost.parts(plan, first, total)
+            assert found is not None, "lengths are known as soon as samples are read"
+            parts = [np.sort(np.concatenate(found))] if self._whole else list(found)
         if self._by_cost is None:
             return parts, None
-        full = total == self._size
-        return parts, self._by_cost.assigned(plan, parts, first, sizes, full=full)
+        some = [slots for slots in parts if len(slots)]
+        counted = sizes if total == self._size else None
+        return parts, self._by_cost.assigned(plan, some, first, total, counted)
+
+    def _learn_lengths(self, first: int, lengths: IntArray) -> None:
+        """Take in the lengths of all samples of a step, from position ``first`` of the stream on.
+
+        Raises:
+            ValueError: a sample is larger than a forward may be.
+        """
+        most = self._lengths.cost.max_size
+        if most is not None and lengths.max() > most:
+            raise invalid(
+                "Cost(max_size=...)",
+                "be at least the size of every sample",
+                f"{most} where sample {first + int(lengths.argmax())} of the stream has "
+                f"{lengths.max()}",
+                "Cut the sample, leave it out, or raise the cap.",
+            )
+        self._lengths.correct(self._places(first, len(lengths)), lengths)
+
+    def _places(self, first: int, num_samples: int) -> IntArray:
+        """Return where the lengths of so many samples are kept: those of the newest steps are."""
+        return np.arange(first, first + num_samples) % len(self._lengths.lengths)
 
     def _read_ahead(self, batch_size: int) -> None:
         """Read for the next step, and report to the others what is in stock for it."""
@@ -483,9 +512,7 @@ class StreamLoader(AbstractStepLoader):
         rows = self._ranks.gather(
             [reader.stock, int(reader.ended), mark, self._num_readers, lengths]
         )
-        return lambda: [
-            StreamStock(stock, bool(ended), *others) for stock, ended, *others in rows()
-        ]
+        return lambda: [StreamStock(*row) for row in rows()]
 
 
 def _reader(
