@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Thread, current_thread
 from time import monotonic
@@ -78,34 +77,14 @@ def seeded(indices_of: Indices, keys_of: KeysOf) -> Indices:
     return pairs
 
 
-@dataclass(slots=True)
-class FetchCounts:
-    """How many samples a rank asked its data set for, and how many of them it trained on.
-
-    What was asked for and not used is the price of fetching ahead while plans change.
-
-    Attributes:
-        requested: samples asked for.
-        used: samples handed out, stand-ins of weight 0 included.
-    """
-
-    requested: int = 0
-    used: int = 0
-
-
 class InlineSource:
-    """Fetches and collates when asked, as torch's loader does with ``num_workers=0``.
-
-    Attributes:
-        counts: of samples.
-    """
+    """Fetches and collates when asked, as torch's loader does with ``num_workers=0``."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
         self._batch_of = pinning(loader, loader.collate_fn)
         self._indices_of: Indices | None = None
         self._share_of: ShareOf | None = None
-        self.counts = FetchCounts()
 
     def open(self) -> None:
         """Start what fetches, if it is not running, and draw its seed when torch's would."""
@@ -126,10 +105,7 @@ class InlineSource:
         assert share is not None  # the plan of this step is in force
         assert indices is not None  # and its part of the order is drawn
 
-        counts, parts = self.counts, []
-        begun = fetch(self._loader.dataset, indices[share.begun].tolist())
-        counts.requested += len(begun)
-        counts.used += len(begun)
+        begun, parts = fetch(self._loader.dataset, indices[share.begun].tolist()), []
         for place, size in zip(share.places, share.forwards, strict=True):
             parts.append(MicroBatch(self._batch_of(begun[place]), size))
         return parts, indices
@@ -144,10 +120,7 @@ class InlineSource:
 
     def batch(self, indices: IntArray, slots: IntArray) -> Any:
         """Return a batch of further samples of a step with these indices."""
-        samples = fetch(self._loader.dataset, indices[slots].tolist())
-        self.counts.requested += len(samples)
-        self.counts.used += len(samples)
-        return self._batch_of(samples)
+        return self._batch_of(fetch(self._loader.dataset, indices[slots].tolist()))
 
     def end(self) -> None:
         """Let go of the epoch, wherever it stands."""
@@ -344,7 +317,6 @@ class PrefetchSource:
         self._share_of: ShareOf | None = None
         self._problem: Exception | None = None
         self._closing = self._is_behind = False
-        self.counts = FetchCounts()
 
     def open(self) -> None:
         """Start what fetches, if it is not running, and draw its seed when torch's would."""
@@ -385,7 +357,6 @@ class PrefetchSource:
                 self._wait_until(work.is_made)
             assert work.made is not None
             made = work.made[1]
-            self.counts.used += len(work.share.begun)
             works.popleft()
             work.handed_out = self._is_behind = True  # the next one comes into sight
             self._changed.notify_all()
@@ -402,7 +373,6 @@ class PrefetchSource:
             for part in np.array_split(missing, min(len(missing), self._loader.num_workers) or 1):
                 if len(part):
                     self._pool.send(work.indices(part), (work, part))
-            self.counts.requested += len(missing)
             return work.has(slots)
 
     def fetch_s(self, num_samples: int) -> float:
@@ -416,7 +386,6 @@ class PrefetchSource:
         with self._changed:
             self._wait_until(lambda: work.has(slots))
             rows = work.rows_of(slots)
-            self.counts.used += len(slots)
         return self._batch_of(rows)
 
     def end(self) -> None:
@@ -465,11 +434,12 @@ class PrefetchSource:
         while self._pool.has_room() and (wanted := self._horizon.ask()) is not None:
             work, slots = wanted
             self._pool.send(work.indices(slots), wanted)
-            self.counts.requested += len(slots)
 
     def _deliver(self, asked: tuple[StepWork, IntArray], content: Packed, fetch_s: float) -> None:
-        if content.num_shared and self._is_crowded():
-            content = content.local()
+        if content.num_shared:
+            with self._changed:
+                is_crowded = self._horizon.is_crowded()
+            content = content.local() if is_crowded else content
         with self._changed:
             if self._pool is None:  # closed meanwhile
                 return
@@ -481,10 +451,6 @@ class PrefetchSource:
             is_next = bool(works) and work is works[0] and work.is_complete()
             if is_next or work.handed_out:
                 self._changed.notify_all()
-
-    def _is_crowded(self) -> bool:
-        with self._changed:
-            return self._horizon.is_crowded()
 
     def _fail(self, problem: Exception) -> None:
         with self._changed:

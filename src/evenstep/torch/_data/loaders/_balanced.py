@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from threading import Condition, RLock
@@ -13,18 +13,20 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
+import torch
 from torch.utils.data import DataLoader
 
 from ...._planner import Plan, Work, batch_lengths
 from ...._types import IntArray
+from ...._warning import warn
 from ....exceptions import invalid
 from .._loader_state import checked, sealed
-from .._protocols import MicroBatch, StepStart
+from .._protocols import ANEW, MicroBatch, StepStart
 from .._step import MicroBatches, Step, with_units
 from ..deal._by_cost import CostDeal, Indices, SeenLengths
 from ..deal._plans import EpochSteps, PlanBook, StepSpan
 from ..fetch._loader_workers import with_parts
-from ..fetch._sources import BatchSource, FetchCounts, KeysOf, epoch_keys, seeded, source_of
+from ..fetch._sources import BatchSource, KeysOf, epoch_keys, seeded, source_of
 from ..order._drawing import pass_epoch
 from ..order._global_order import (
     EpochOrder,
@@ -35,6 +37,16 @@ from ..order._global_order import (
 from ._base import AbstractStepLoader, StepContext
 from ._claimed import Claimed
 
+
+def _most_elements(batch: Any) -> int:
+    """Return how many elements the largest tensor of a batch has."""
+    if isinstance(batch, torch.Tensor):
+        return batch.numel()
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return max(map(_most_elements, parts), default=0) if isinstance(batch, _NESTED) else 0
+
+
+_NESTED = (Mapping, list, tuple)
 _KEYS = (
     "epochs_begun",
     "steps_taken",
@@ -108,6 +120,9 @@ class BalancedLoader(AbstractStepLoader):
                 own, of = loader.collate_fn, context.cost.from_batch
                 read = with_parts(loader, collate_fn=partial(batch_lengths, of, collate=own))
         self._book = PlanBook(ranks.rank, self._size, by_cost=self._by_cost)
+        self._fits_lengths: bool | None = None  # what batches have; None before the first one
+        if context.cost is None or context.cost.max_size is None:
+            self._fits_lengths = False  # nor is it looked at
         self._problem: Exception | None = None
         self._source = source_of(read, Condition(self._lock), ranks.check)
         self._num_skipped = 0
@@ -135,11 +150,6 @@ class BalancedLoader(AbstractStepLoader):
     @property
     def tail_batch_size(self) -> int | None:
         return self._order.steps.num_samples % self._size or None
-
-    @property
-    def fetch_counts(self) -> FetchCounts:
-        """How many samples this rank asked for so far, and how many it used."""
-        return self._source.counts
 
     def __len__(self) -> int:
         if self._order.is_endless:
@@ -317,6 +327,8 @@ class BalancedLoader(AbstractStepLoader):
         checksum = plan.epoch + 1  # no two plans of one epoch have other sizes
         if self._by_cost is not None:
             parts, (work, checksum) = self._assigned(span, parts)
+            if self._fits_lengths is not False:
+                self._check_cap(parts)
         if self._context.counter is not None:
             parts, units = with_units(parts, self._context.counter)
         if epoch is not None:
@@ -388,6 +400,25 @@ class BalancedLoader(AbstractStepLoader):
             pairs = zip(parts, found.sizes, strict=True)
             parts = [replace(part, sizes=own) for part, own in pairs]
         return parts, (found.work, found.checksum)
+
+    def _check_cap(self, parts: list[MicroBatch]) -> None:
+        """Warn once of a forward over the cap: its samples are longer than ``prepare`` found them.
+
+        It is noticed where the largest tensors so far had as many elements as the lengths say.
+        """
+        assert self._context.cost is not None
+        most = self._context.cost.max_size
+        for part in parts:
+            if not part.num_samples:
+                continue
+            found = _most_elements(part.batch)
+            if most is not None and self._fits_lengths and part.size <= most < found:
+                warn(
+                    f"A forward has a size of {found} where `Cost(max_size={most})` is the cap: "
+                    f"samples have become longer than `prepare` found them, which reads lengths "
+                    f"once. When they change: {ANEW}"
+                )
+            self._fits_lengths = found == part.size and self._fits_lengths is not False
 
     def _on_plan(self, plan: Plan) -> None:
         with self._lock:
