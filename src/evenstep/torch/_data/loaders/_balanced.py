@@ -326,7 +326,7 @@ class BalancedLoader(AbstractStepLoader):
         work, units, keys_of, epoch = None, None, None, self._keys_of
         checksum = plan.epoch + 1  # no two plans of one epoch have other sizes
         if self._by_cost is not None:
-            parts, (work, checksum) = self._assigned(span, parts)
+            parts, work, checksum = self._assigned(span, parts)
             if self._fits_lengths is not False:
                 self._check_cap(parts)
         if self._context.counter is not None:
@@ -377,7 +377,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _assigned(
         self, span: StepSpan, parts: list[MicroBatch]
-    ) -> tuple[list[MicroBatch], tuple[Work | None, int]]:
+    ) -> tuple[list[MicroBatch], Work, int]:
         """Return a step's batches by cost, with what ranks compare of it.
 
         Begin to assign the next that is fetched.
@@ -395,11 +395,10 @@ class BalancedLoader(AbstractStepLoader):
                 assert indices is not None, "a step that is handed out was drawn"
                 for slots, seen in zip(self._book.slots(span), lengths, strict=True):
                     self._seen.record(indices[slots], seen)
-            found = self._book.assigned(span, lengths)
-        if found.sizes:
-            pairs = zip(parts, found.sizes, strict=True)
-            parts = [replace(part, sizes=own) for part, own in pairs]
-        return parts, (found.work, found.checksum)
+            work, checksum, sizes = self._book.assigned(span, lengths)
+        if sizes:
+            parts = [replace(part, sizes=own) for part, own in zip(parts, sizes, strict=True)]
+        return parts, work, checksum
 
     def _check_cap(self, parts: list[MicroBatch]) -> None:
         """Warn once of a forward over the cap: its samples are longer than ``prepare`` found them.

@@ -62,7 +62,7 @@ class Claimed(MicroBatches):
         self._keys_of = keys_of
         self._num_run = 0  # of the parts that are made, handed out
         self._due: deque[IntArray] = deque()  # slots of the forwards after those
-        self._kept = opened.kept()
+        self._kept = opened.kept
         # When the newest samples were begun with, and how many were done by then.
         self._since: tuple[float, int] | None = None
         self._speed: float | None = None

@@ -441,7 +441,7 @@ class StreamLoader(AbstractStepLoader):
         )
         self._at.steps_taken += 1
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
-        work, checksum = (None, 0) if assigned is None else (assigned.work, assigned.checksum)
+        work, checksum, _ = assigned or (None, 0, ())
         given = parts[0] if self._whole else MicroBatches(parts)
         step, num_samples = self._loops.next_step, sum(sizes)
         own, equal = given.num_samples, self._has_equal_forwards()
