@@ -450,7 +450,7 @@ def test_what_a_step_goes_by_stays():
     book.on_plan(Plan(1, 1, (8, 0), first=(4, 0)), now=1)
 
     assert opened.plan.batch_size == (4, 4)
-    assert opened.kept().tolist() == [1]
+    assert opened.kept.tolist() == [1]
     assert opened.deal.slots(1).tolist() == [4, 5, 6, 7]
 
 

@@ -311,12 +311,12 @@ class WorkerPool(Generic[Asked]):
     """The loader workers of one rank: takes tasks, and brings in what workers fetched.
 
     Each worker does its tasks in the order in which they were given to it. One thread receives, so
-    that chunks arrive while the training thread computes. ``open`` and ``close`` belong to the
-    training thread: torch watches its workers through a signal handler which only the main thread
-    can set.
+    that chunks arrive while the training thread computes. A pool is made and closed by the training
+    thread: torch watches its workers through a signal handler which only the main thread can set.
 
     Args:
         loader: the user's, with at least one worker.
+        generator: draws what seeds the workers.
         merge: applied to the samples of a chunk in the worker; None is to leave them.
         deliver: called by the receiving thread with what was asked for, its samples, and the
             seconds that they took.
@@ -326,30 +326,23 @@ class WorkerPool(Generic[Asked]):
     def __init__(
         self,
         loader: DataLoader[Any],
+        generator: torch.Generator,
         *,
         merge: Callable[[list[Any]], Any] | None,
         deliver: Callable[[Asked, Packed, float], None],
         fail: Callable[[Exception], None],
     ) -> None:
-        self._loader = loader
-        self._merge = merge
         self._deliver = deliver
         self._fail = fail
         self._closing = False
         self._asked: list[deque[Asked]] = [deque() for _ in range(loader.num_workers)]
-        self._outboxes: list[Connection] = []
-        self._processes: tuple[Any, ...] = ()
-        self._thread: Thread | None = None
-
-    def open(self, generator: torch.Generator) -> None:
-        """Start the workers, seeded by what ``generator`` draws, and the thread; once."""
-        pipes = [multiprocessing.Pipe(duplex=False) for _ in range(self._loader.num_workers)]
+        pipes = [multiprocessing.Pipe(duplex=False) for _ in range(loader.num_workers)]
         self._outboxes = [theirs for _, theirs in pipes]
-        inboxes, dataset = [mine for mine, _ in pipes], self._loader.dataset
+        inboxes, dataset = [mine for mine, _ in pipes], loader.dataset
         chunks = iter(
             inner_loader(
-                self._loader,
-                InWorkers(dataset, partial(_serve, dataset, inboxes, self._merge)),
+                loader,
+                InWorkers(dataset, partial(_serve, dataset, inboxes, merge)),
                 generator=generator,
                 prefetch_factor=_TASKS_PER_WORKER,
                 in_order=False,
@@ -357,7 +350,7 @@ class WorkerPool(Generic[Asked]):
         )
         # Torch has no public name for its workers. Of all children of this process, other threads
         # may have started some meanwhile, which are not ours to end.
-        self._processes = tuple(chunks._workers)  # type: ignore[attr-defined]
+        self._processes: tuple[Any, ...] = tuple(chunks._workers)  # type: ignore[attr-defined]
         for inbox in inboxes:
             inbox.close()
         self._thread = Thread(
@@ -382,14 +375,13 @@ class WorkerPool(Generic[Asked]):
         """End workers and thread. What is being fetched may finish; after 2 s it is killed."""
         self._closing = True
         self._dismiss()
-        thread = self._thread
-        if thread is not None and thread is not current_thread():
+        if self._thread is not current_thread():
             # The thread itself comes here when it collects a forgotten loader.
-            thread.join(_STOP_WITHIN_S)
-            if thread.is_alive():
+            self._thread.join(_STOP_WITHIN_S)
+            if self._thread.is_alive():
                 for process in self._processes:
                     process.terminate()  # torch's workers take it from their parent as a clean end
-                thread.join(_NOTICE_WITHIN_S)
+                self._thread.join(_NOTICE_WITHIN_S)
         for outbox in self._outboxes:
             outbox.close()
 

@@ -323,9 +323,13 @@ class PrefetchSource:
         if self._pool is not None:
             return
         self._closing, self._problem = False, None
-        pool = WorkerPool(self._loader, merge=self._merge, deliver=self._deliver, fail=self._fail)
-        pool.open(worker_generator(self._loader))
-        self._pool = pool
+        self._pool = WorkerPool(
+            self._loader,
+            worker_generator(self._loader),
+            merge=self._merge,
+            deliver=self._deliver,
+            fail=self._fail,
+        )
         self._maker = Thread(target=self._make_batches, name="evenstep-collate", daemon=True)
         self._maker.start()
 

@@ -17,7 +17,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ...._planner import UNKNOWN, Cost, Plan, SampleCosts, sample_length
+from ...._planner import UNKNOWN, Plan, SampleCosts, sample_length
 from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
@@ -41,7 +41,7 @@ from ..order._drawing import check_iterates, pass_epoch
 from ._base import AbstractStepLoader, StepContext
 
 
-def no_length(sample: Any) -> int:
+def _no_length(sample: Any) -> int:
     """Return 0, where samples are counted."""
     return 0
 
@@ -57,19 +57,14 @@ class StreamReader:
         loader: the user's.
         chunk: samples that a worker reads in one go.
         prefetch: chunks that a worker reads ahead.
-        length_of: returns the length of a sample, where the samples are read; by default it is 0.
+        length_of: returns the length of a sample, where the samples are read.
 
     Attributes:
         ended: whether there are no more than those in stock.
     """
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        *,
-        chunk: int,
-        prefetch: int,
-        length_of: Callable[[Any], int] = no_length,
+        self, loader: DataLoader[Any], length_of: Callable[[Any], int], *, chunk: int, prefetch: int
     ) -> None:
         self._loader = loader
         merge = chunk_merge(loader.collate_fn)
@@ -77,8 +72,17 @@ class StreamReader:
         self._batch_of = pinning(loader, self._collate)
         self._generator = torch.Generator()
         self._length_of = length_of
-        worker = partial(_packed, merge, length_of)
-        self._inner = _inner(loader, worker, self._generator, chunk, prefetch)
+        dataset, settings = loader.dataset, {}
+        if loader.num_workers:
+            dataset = InWorkers(dataset, partial(iter, dataset))
+            settings = {
+                "batch_size": chunk,
+                "collate_fn": partial(_packed, merge, length_of),
+                "prefetch_factor": prefetch,
+                "persistent_workers": loader.persistent_workers,
+                "timeout": loader.timeout,
+            }
+        self._inner = inner_loader(loader, dataset, self._generator, **settings)
         self._chunks: Iterator[Any] = iter(())
         self._places: deque[SamplePlace] = deque()  # read and not handed out, oldest first
         self._lengths: deque[int] = deque()  # of these
@@ -180,7 +184,7 @@ class StreamReader:
     def _stand_in(self) -> ChunkRows:
         spare = self._spare
         assert spare is not None, "a stream without a single sample is refused before"
-        return ChunkRows(copy.deepcopy(spare) if isinstance(spare, list) else spare, 0, 1)
+        return copy.deepcopy(spare) if isinstance(spare, list) else spare, slice(0, 1)
 
     def _drop(self, num_samples: int) -> None:
         for _ in range(num_samples):
@@ -194,28 +198,6 @@ def _packed(
     """Return what a worker makes of the samples it has read, and their lengths."""
     lengths = [length_of(sample) for sample in samples]
     return pack(merge(samples) if merge else samples), lengths
-
-
-def _inner(
-    loader: DataLoader[Any],
-    worker: Callable[[list[Any]], Any],
-    generator: torch.Generator,
-    chunk: int,
-    prefetch: int,
-) -> DataLoader[Any]:
-    """Return torch's own loader over the stream, set up as the user's, that gives samples."""
-    if loader.num_workers == 0:
-        return inner_loader(loader, loader.dataset, generator)
-    return inner_loader(
-        loader,
-        InWorkers(loader.dataset, partial(iter, loader.dataset)),
-        generator,
-        batch_size=chunk,
-        collate_fn=worker,
-        prefetch_factor=prefetch,
-        persistent_workers=loader.persistent_workers,
-        timeout=loader.timeout,
-    )
 
 
 _LARGEST = 1 << 63
@@ -294,7 +276,15 @@ class StreamLoader(AbstractStepLoader):
         self._num_readers = max(loader.num_workers, 1)
         self._terms = (SameStream if kind == "same" else OwnShards)(self._size)
         cost = context.cost
-        self._reader = _reader(loader, kind, self._ranks.world_size, self._size, cost)
+        # Chunks depend on the global batch, and not on who reads them. Where all read alike, one
+        # holds what all ranks take together: as many samples ahead, in fewer chunks.
+        together = self._ranks.world_size if kind == "same" else 1
+        self._reader = StreamReader(
+            loader,
+            _no_length if cost is None else partial(sample_length, cost.of),
+            chunk=-(-self._size * together // self._ranks.world_size),
+            prefetch=max(-(-(loader.prefetch_factor or 2) // together), 1),
+        )
         self._by_cost: CostDeal | None = None
         if cost is not None:
             check_cost(cost)
@@ -513,22 +503,6 @@ class StreamLoader(AbstractStepLoader):
             [reader.stock, int(reader.ended), mark, self._num_readers, lengths]
         )
         return lambda: [StreamStock(*row) for row in rows()]
-
-
-def _reader(
-    loader: DataLoader[Any],
-    kind: StreamKind,
-    world_size: int,
-    global_batch_size: int,
-    cost: Cost | None,
-) -> StreamReader:
-    """Return what reads: in chunks that depend on the global batch and not on who reads them."""
-    chunk, prefetch = -(-global_batch_size // world_size), loader.prefetch_factor or 2
-    if kind == "same":
-        # A chunk holds what all ranks take together: as many samples ahead, in fewer chunks.
-        chunk, prefetch = global_batch_size, max(-(-prefetch // world_size), 1)
-    length_of = no_length if cost is None else partial(sample_length, cost.of)
-    return StreamReader(loader, chunk=chunk, prefetch=prefetch, length_of=length_of)
 
 
 def _check(loader: DataLoader[Any]) -> None:
