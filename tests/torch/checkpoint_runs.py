@@ -26,7 +26,7 @@ from evenstep._planner import Job, Planner, Report
 from evenstep.policies import by_name
 from evenstep.torch import Balancer, Checkpoint
 from evenstep.torch._checkpoint import _step_folder as disk
-from evenstep.torch._checkpoint._tensors import write_index
+from evenstep.torch._checkpoint._tensors import Tensors
 from evenstep.torch._session import Estimates
 
 from .loader_fakes import Items, alone
@@ -145,7 +145,7 @@ class Run:
         plans = writer.prepare_global_plan(plans)
         done = [writer.write_data(*pair).wait() for pair in zip(plans, ranks, strict=True)]
         writer.finish(index, done)
-        write_index(path, index)
+        Tensors.save_index(path, index)
         digests = {file.name: disk.digest(file) for file in path.iterdir()}
         disk.write(path / "plain.pt", checkpoint._plain_bytes(step))
         digests["plain.pt"] = disk.digest(path / "plain.pt")

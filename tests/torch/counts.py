@@ -35,10 +35,22 @@ class Linear(nn.Module):
         return self.last(torch.tanh(self.first(self.scale * x)))
 
 
+class Counted(TensorDataset):
+    """Rows that count how often each was fetched, in loader workers too."""
+
+    def __init__(self, *tensors: torch.Tensor) -> None:
+        super().__init__(*tensors)
+        self.fetched = torch.zeros(len(self), dtype=torch.int64).share_memory_()
+
+    def __getitem__(self, index: int) -> Any:
+        self.fetched[index] += 1
+        return super().__getitem__(index)
+
+
 def stock(num_samples: int, batch_size: int = 16, **options: Any) -> DataLoader:
     generator = torch.Generator().manual_seed(2)
     x = torch.randn(num_samples, 4, generator=generator, dtype=torch.float64)
-    return DataLoader(TensorDataset(x, torch.arange(num_samples)), batch_size, **options)
+    return DataLoader(Counted(x, torch.arange(num_samples)), batch_size, **options)
 
 
 def run(wrap: str, num_samples: int, policy: Any, **options: Any) -> dict[str, Any]:

@@ -132,7 +132,7 @@ def test_batches_are_in_the_order_of_positions():
     work.store(np.array([0, 3, 5]), two)
 
     assert [
-        [(run.chunk is one, run.first, run.last) for run in part] for part in rows_of(work)
+        [(own is one, rows.start, rows.stop) for own, rows in part] for part in rows_of(work)
     ] == [
         [(False, 0, 1), (True, 0, 2), (False, 1, 2)],
         [(False, 2, 3), (True, 2, 3)],
@@ -146,4 +146,4 @@ def test_a_share_without_samples_fetches_one_to_stand_in():
     assert work.ask(5).tolist() == [0]
     work.store(np.array([0]), chunk())
     assert work.is_complete()
-    assert [(run.first, run.last) for run in rows_of(work)[0]] == [(0, 1)]
+    assert [rows for _, rows in rows_of(work)[0]] == [slice(0, 1)]

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.utils.data import default_collate
 
-from evenstep.torch._data.fetch._chunks import ChunkRows, Collation, collate_chunk, pack
+from evenstep.torch._data.fetch._chunks import batch_of, collate_chunk, pack
 
 from .test_loader_order import assert_same
 
@@ -97,12 +97,10 @@ def test_chunks_laid_side_by_side_are_what_default_collate_makes(name, cuts):
     ends = [slice(a, b) for a, b in pairwise(cuts)]
     # One sample more on either side, which is not of this batch.
     chunks = [pack(collate_chunk([samples[8], *samples[part], samples[8]])) for part in ends]
-    runs = [
-        ChunkRows(chunk, 1, 1 + part.stop - part.start)
-        for chunk, part in zip(chunks, ends, strict=True)
-    ]
+    rows = [slice(1, 1 + part.stop - part.start) for part in ends]
+    runs = list(zip(chunks, rows, strict=True))
 
-    assert_same(Collation.of(default_collate).batch(runs), default_collate(samples[:7]))
+    assert_same(batch_of(default_collate, collate_chunk, runs), default_collate(samples[:7]))
 
 
 class Odd:

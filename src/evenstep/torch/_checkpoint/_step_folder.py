@@ -209,22 +209,24 @@ def read_manifest(path: Path) -> dict[str, str]:
         CheckpointError: the manifest is missing, damaged, or none.
     """
     file = path / MANIFEST
-    try:
-        if file.exists() and not file.is_file():  # to read from a pipe is to wait for ever
-            raise CheckpointError(f"`{file}` is no file.", file)
-        written = json.loads(file.read_bytes())
-    except FileNotFoundError as error:
-        problem = "is missing: the folder is no complete checkpoint, or was made by something else"
-        raise CheckpointError(f"`{file}` {problem}.", file) from error
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"`{file}` is damaged or no manifest: {error}.", file) from error
-    try:
-        return _digests(written)
-    except (KeyError, TypeError, ValueError, AttributeError, RecursionError) as error:
+    if not file.is_file():  # to read from a pipe is to wait for ever
+        problem = "is no file" if file.exists() else "is missing"
         raise CheckpointError(
-            f"`{file}` is damaged or no manifest of evenstep's: its own checksum or format is off.",
+            f"`{file}` {problem}: the folder is no complete checkpoint, or was made by something "
+            f"else.",
             file,
-        ) from error
+        )
+    try:
+        written = json.loads(file.read_bytes())
+        body: dict[str, Any] = written["body"]
+        digests: dict[str, str] = body["files"]
+        is_whole = written["sha256"] == _sum(body) and body["format"] == _FORMAT
+        if is_whole and type(digests) is dict and all(Path(at).name == at for at in digests):
+            return digests  # nothing outside of the folder is a part of it
+        problem = "its own checksum or format is off"
+    except (OSError, LookupError, TypeError, ValueError, RecursionError) as error:
+        problem = f"{type(error).__name__}: {error}"
+    raise CheckpointError(f"`{file}` is damaged or no manifest of evenstep's: {problem}.", file)
 
 
 def check_files(path: Path, digests: Mapping[str, str], names: Iterable[str]) -> None:
@@ -249,18 +251,6 @@ def write(path: Path, content: bytes) -> None:
         file.write(content)
         file.flush()
         os.fsync(file.fileno())
-
-
-def _digests(written: Any) -> dict[str, str]:
-    body = written["body"]
-    if written["sha256"] != _sum(body) or body["format"] != _FORMAT:
-        raise ValueError
-    digests: dict[str, str] = body["files"]
-    if (type(body["step"]), type(body["world_size"]), type(digests)) != (int, int, dict):
-        raise TypeError
-    if any(Path(name).name != name for name in digests):
-        raise ValueError  # nothing outside of the folder is a part of it
-    return digests
 
 
 def _sum(body: Any) -> str:

@@ -51,15 +51,6 @@ CLASSES: Final = (
 """What an index is made of: dataclasses and enums of torch's, which do nothing."""
 
 
-def write_index(folder: Path, metadata: indexed.Metadata) -> None:
-    """Write the index for ``SafeReader``, and have it on the disk."""
-    plain = copy.copy(metadata)
-    plain.storage_meta = None  # it names the folder, which may be moved
-    file = io.BytesIO()
-    torch.save(plain, file)
-    write(folder / INDEX, file.getvalue())
-
-
 class SafeReader(FileSystemReader):
     """Torch's reader of a folder, whose index holds harmless classes or is refused.
 
@@ -69,7 +60,7 @@ class SafeReader(FileSystemReader):
 
     def __init__(self, path: Path) -> None:
         super().__init__(path)
-        self.transforms = _Unpacked()  # type: ignore[assignment]  # that is all torch calls
+        self.transforms = self  # type: ignore[assignment]  # of those, torch calls one method
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> indexed.Metadata:
         """Return the index.
@@ -83,6 +74,17 @@ class SafeReader(FileSystemReader):
                 metadata = read_plain(file)
             return self._checked(metadata, path)
 
+    def transform_load_stream(
+        self, item: ReadItem, packed: Sequence[str], raw: io.RawIOBase
+    ) -> io.RawIOBase:
+        """Return the stream of an item as it is: torch's own would unpack what the index says.
+
+        Raises:
+            ValueError: it unpacks to more than it is.
+        """
+        check_unpacked(_View(raw))
+        return raw
+
     def _checked(self, metadata: Any, path: Path) -> indexed.Metadata:
         if not isinstance(metadata, indexed.Metadata):
             raise CheckpointError(f"`{path}` is no index of a checkpoint.", path)
@@ -95,21 +97,6 @@ class SafeReader(FileSystemReader):
                 )
         metadata.storage_meta = indexed.StorageMeta(load_id=self.load_id)
         return metadata
-
-
-class _Unpacked:
-    """Hands items on as they are: torch's own would unpack what the index says is packed."""
-
-    def transform_load_stream(
-        self, item: ReadItem, packed: Sequence[str], raw: io.RawIOBase
-    ) -> Any:
-        """Return the stream of an item.
-
-        Raises:
-            ValueError: it unpacks to more than it is.
-        """
-        check_unpacked(_View(raw))
-        return raw
 
 
 class _View:
@@ -193,9 +180,14 @@ class Tensors:
                 f"`{path}` could not be written: {_cause(error)}", path
             ) from error
 
-    def save_index(self, path: Path, index: Any) -> None:
-        """Write what ``save`` returned into ``path`` as well. On one rank."""
-        write_index(path, index)
+    @staticmethod
+    def save_index(path: Path, index: indexed.Metadata) -> None:
+        """Write what ``save`` returned into ``path``, for ``SafeReader``. On one rank."""
+        plain = copy.copy(index)
+        plain.storage_meta = None  # it names the folder, which may be moved
+        file = io.BytesIO()
+        torch.save(plain, file)
+        write(path / INDEX, file.getvalue())
 
     def places(self, path: Path) -> dict[str, Any]:
         """Return where ``load`` is to put what is in ``path``. On every rank.

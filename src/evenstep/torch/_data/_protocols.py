@@ -189,8 +189,8 @@ class LoaderSession(Protocol):
         """
 
 
-class RankGroup(Protocol):
-    """The ranks that share a loader.
+class LoaderRanks(Protocol):
+    """The ranks that train on a loader, reached from any thread and without a collective.
 
     Attributes:
         rank: this one.
@@ -199,10 +199,6 @@ class RankGroup(Protocol):
 
     rank: int
     world_size: int
-
-
-class LoaderRanks(RankGroup, Protocol):
-    """The ranks that train on a loader, reached from any thread and without a collective."""
 
     def check(self) -> None:
         """Raise if one of them was lost."""
@@ -216,8 +212,11 @@ class LoaderRanks(RankGroup, Protocol):
         ...
 
 
-class Collectives(RankGroup, Protocol):
+class Collectives(Protocol):
     """The ranks once more, for what all of them come to at the same time."""
+
+    rank: int
+    world_size: int
 
     def share_indices(self, indices: list[int] | None) -> list[int]:
         """Return on every rank what rank 0 was called with; None elsewhere."""

@@ -93,39 +93,26 @@ def check_probed(attempts: Attempts | None) -> None:
         )
 
 
-class MicroBatches(Protocol):
-    """What a rank computes of a step, forward by forward.
+class MicroBatches:
+    """What a rank computes of a step, forward by forward: here all of it is known, one or more.
 
     Attributes:
         num_samples: samples so far.
         num_forwards: forwards so far, at least 1.
     """
 
-    num_samples: int
-    num_forwards: int
-
-    def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:
-        """Yield what every forward gets, and whether it is the last."""
-        ...
-
-    def whole(self) -> Sequence[MicroBatch]:
-        """Return all of it, where that has to be known before the first forward."""
-        ...
-
-
-class FixedMicroBatches:
-    """What is known from the start: the parts that the forwards get, at least one."""
-
-    def __init__(self, parts: Sequence[MicroBatch]) -> None:
+    def __init__(self, parts: list[MicroBatch]) -> None:
         self._parts = parts
         self.num_samples = sum([part.num_samples for part in parts])
         self.num_forwards = len(parts)
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:
+        """Yield what every forward gets, and whether it is the last."""
         for left, part in enumerate(self._parts, 1 - len(self._parts)):
             yield part, left == 0
 
-    def whole(self) -> Sequence[MicroBatch]:
+    def whole(self) -> list[MicroBatch]:
+        """Return all of it, where that has to be known before the first forward."""
         return self._parts
 
 

@@ -298,28 +298,11 @@ _CONFIRMATIONS = 10  # fetches of a sample that differs, to be sure that it is n
 _LONGEST_S = 1.0  # after that no further sample is fetched
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Sample:
-    """A sample fetched several times, always from the same random states.
+Sample = Sequence[Fingerprint]
+"""A sample fetched several times, always from the same random states.
 
-    What differs between the fetches is random in a way that no seed controls, and None here.
-
-    Attributes:
-        first: the first of the fetches.
-        stable: the levels in which they are all the same.
-    """
-
-    first: Fingerprint
-    stable: frozenset[str]
-
-    @classmethod
-    def of(cls, prints: Sequence[Fingerprint]) -> Sample:
-        """Return what ``prints`` have in common."""
-        first = prints[0]
-        return cls(
-            first, frozenset(at for at in _LEVELS if all(_alike(at, first, one) for one in prints))
-        )
+What differs between the fetches is random in a way that no seed controls.
+"""
 
 
 def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) -> None:
@@ -346,7 +329,7 @@ def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) 
             return
     label, positions = next(iter(wanted.items()))
     level = differ_at[label][positions[0]]
-    prints = [row[label][positions[0]].first for row in rows]
+    prints = [row[label][positions[0]][0] for row in rows]
     _refuse_errors(prints, positions[0], part=label)
     texts = [each.text(level) for each in prints]
     if len(set(texts)) == 1:  # they differ in what is too long to be shown
@@ -379,11 +362,13 @@ def _differ_at(samples: Sequence[Mapping[int, Sample]]) -> dict[int, str]:
 
 
 def unlike(samples: Sequence[Sample]) -> str | None:
-    """Return in what one sample differs between ranks: ``"types"``, ``"shapes"``, ``"values"``."""
-    mine = samples[0].first
+    """Return in what one sample differs between ranks: ``"types"``, ``"shapes"``, ``"values"``.
+
+    What is not the same in all fetches of a rank is not compared.
+    """
     for level in _LEVELS:
-        is_stable = all(level in sample.stable for sample in samples)
-        if is_stable and not all(_alike(level, mine, sample.first) for sample in samples):
+        is_stable = all(_alike(level, own[0], each) for own in samples for each in own)
+        if is_stable and not all(_alike(level, samples[0][0], own[0]) for own in samples):
             return level
     return None
 
@@ -420,7 +405,7 @@ def _looked_at(dataset: Any, positions: Sequence[int], repeats: int) -> dict[int
     for position in positions:
         if found and perf_counter() - began_s > _LONGEST_S:
             break
-        found[position] = Sample.of([_print(dataset, position) for _ in range(repeats)])
+        found[position] = [_print(dataset, position) for _ in range(repeats)]
     return found
 
 

@@ -8,7 +8,7 @@ import zlib
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from threading import Thread
-from typing import NamedTuple, final
+from typing import final
 
 import numpy as np
 
@@ -29,20 +29,13 @@ Indices = Callable[[int, int], IntArray | None]
 """So many indices of the order from a position on, for any thread; None while not drawn."""
 
 
-class Assigned(NamedTuple):
-    """What a rank reports of its samples of a step.
+Assigned = tuple[Work, int, tuple[IntArray, ...]]
+"""What a rank reports of its samples of a step by cost.
 
-    Attributes:
-        work: what they cost, and would have cost otherwise; None where no costs are known.
-        checksum: of who has what by cost, or of the plan where samples are counted: all ranks have
-            it in common.
-        sizes: what each sample adds to the size of its forward, forward by forward; None where a
-            forward has as many as samples.
-    """
-
-    work: Work | None
-    checksum: int
-    sizes: tuple[IntArray, ...] | None = None
+What they cost, and would have cost otherwise. A checksum of who has what by cost, or of the plan
+where samples are counted: all ranks have it in common. And what each sample adds to the size of its
+forward, forward by forward.
+"""
 
 
 @final
@@ -134,7 +127,7 @@ class CostDeal:
             work = Work(work.own, *of)
         found = None if plan.costs is None else self._assignment(plan, first, num_samples)
         checksum = plan.epoch + 1 if found is None else found.checksum
-        return Assigned(work, checksum, tuple(map(self._costs.sizes, own)))
+        return work, checksum, tuple(map(self._costs.sizes, own))
 
     def _assignment(self, plan: Plan, first: int, num_samples: int) -> Assignment | None:
         key = plan.epoch, first

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
@@ -13,7 +13,6 @@ import numpy as np
 from ...._planner import Plan, PlanCosts, SampleCosts, fitted
 from ...._types import IntArray
 from ....claims._step_claims import Claim
-from ....exceptions import invalid
 from ....solve import WorkerCosts, partition
 from ....solve._allocate import cut, in_proportion, scaled
 from ....solve._deal import Deal
@@ -177,7 +176,6 @@ class EpochSteps:
             step, taken = step + 1, taken + 1
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class Share:
     """This rank's part of one step under one plan.
 
@@ -191,23 +189,15 @@ class Share:
         places: where among those each forward's are; one without any has the stand-in.
     """
 
-    slots: IntArray
-    forwards: tuple[int, ...]
-    fetched: IntArray = field(init=False)
-    begun: IntArray = field(init=False)
-    places: tuple[slice, ...] = field(init=False)
-
-    def __post_init__(self) -> None:
-        fetched = self.slots if len(self.slots) else np.zeros(1, np.int64)
-        ends = tuple(accumulate(self.forwards))
-        places = [
+    def __init__(self, slots: IntArray, forwards: tuple[int, ...]) -> None:
+        self.slots, self.forwards = slots, forwards
+        self.fetched = slots if len(slots) else np.zeros(1, np.int64)
+        ends = list(accumulate(forwards))
+        self.begun = self.fetched[: (ends[-1] if ends else 0) or len(forwards)]
+        self.places = [
             slice(end - size, end - size + max(size, 1))
-            for size, end in zip(self.forwards, ends, strict=True)
+            for size, end in zip(forwards, ends, strict=True)
         ]
-        object.__setattr__(self, "fetched", fetched)
-        num_begun = (ends[-1] if ends else 0) or len(self.forwards)
-        object.__setattr__(self, "begun", fetched[:num_begun])
-        object.__setattr__(self, "places", tuple(places))
 
     def of_forwards(self) -> list[IntArray]:
         """Return the slots that each of the forwards gets."""
@@ -220,7 +210,6 @@ class Share:
         )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
 class DealtPlan:
     """A plan, and who owns which slot of a full step under it.
 
@@ -230,36 +219,20 @@ class DealtPlan:
         deal: who owns which slot.
         share: all that this rank owns, for one forward.
         most_forwards: of any rank in a full step.
+        tile: samples that keep together.
+        num_begun: samples of the first forwards where others are up for claims: all but one, or all
+            but as many as keep together.
+        kept: the slots that are this rank's unasked, but for a later forward.
     """
 
-    rank: int
-    plan: Plan
-    deal: Deal
-    share: Share = field(init=False)
-    most_forwards: int = field(init=False)
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "most_forwards", self.plan.most_forwards(self.plan.batch_size))
-        object.__setattr__(self, "share", _in_one_forward(self.deal.slots(self.rank)))
-
-    @property
-    def num_begun(self) -> int:
-        """Samples of the first forwards where others are up for claims: all but one.
-
-        Or all but as many as keep together.
-        """
-        assert self.plan.first is not None
-        return max(self.plan.first[self.rank] - self.tile, 0)
-
-    @property
-    def tile(self) -> int:
-        """Samples that keep together."""
-        return self.plan.tile or 1
-
-    def kept(self) -> IntArray:
-        """Return the slots that are this rank's unasked, but for a later forward."""
-        assert self.plan.first is not None
-        return self.share.slots[self.num_begun : self.plan.first[self.rank]]
+    def __init__(self, rank: int, plan: Plan, deal: Deal) -> None:
+        self.rank, self.plan, self.deal = rank, plan, deal
+        self.share = _in_one_forward(deal.slots(rank))
+        self.most_forwards = plan.most_forwards(plan.batch_size)
+        self.tile = plan.tile or 1
+        first = plan.first[rank] if plan.first is not None else 0
+        self.num_begun = max(first - self.tile, 0)
+        self.kept = self.share.slots[self.num_begun : first]
 
     def claimed(self, claim: Claim) -> IntArray:
         """Return the slots of a claim."""
@@ -321,7 +294,6 @@ class PlanBook:
 
         Raises:
             RuntimeError: the plan before it is missing.
-            ValueError: its sizes do not add up to the global batch.
         """
         if not self._entries:
             self._early.append(plan)
@@ -335,7 +307,7 @@ class PlanBook:
             raise RuntimeError(
                 f"plan {plan.epoch} came after plan {newest.plan.epoch}: one is missing"
             )
-        self._append(plan, newest.deal.move(self._sizes(plan)))
+        self._append(plan, newest.deal.move(np.array(plan.batch_size, np.int64)))
         self._forget(now)
         return True
 
@@ -348,7 +320,7 @@ class PlanBook:
             is_new = self.on_plan(plan)
         else:
             is_new = True
-            self._append(plan, Deal.fresh(self._sizes(plan)))
+            self._append(plan, Deal.fresh(np.array(plan.batch_size, np.int64)))
             for later in self._early:
                 self.on_plan(later)
             self._early.clear()
@@ -455,16 +427,6 @@ class PlanBook:
 
     def _put(self, entries: tuple[DealtPlan, ...]) -> None:
         self._entries, self.only = entries, entries[0].plan if len(entries) == 1 else None
-
-    def _sizes(self, plan: Plan) -> IntArray:
-        if sum(plan.batch_size) != self._global_batch_size:
-            raise invalid(
-                "Plan(batch_size=...)",
-                f"add up to the global batch of {self._global_batch_size}",
-                plan.batch_size,
-                "Plan all of its samples, and no more.",
-            )
-        return np.array(plan.batch_size, np.int64)
 
     def _part(self, plan: Plan, num_samples: int) -> Share:
         """Return what this rank has of a step of another size than the global batch."""

@@ -145,66 +145,56 @@ SamplePlace = tuple[Chunk, int]
 """Where a sample lies: its chunk, and its place in that."""
 
 
-@dataclass(frozen=True, slots=True)
-class ChunkRows:
-    """Samples that lie side by side in a chunk, from its ``first`` to before ``last``."""
-
-    chunk: Chunk
-    first: int
-    last: int
-
-    def samples(self) -> list[Any]:
-        """Return the samples; of a packed chunk, copies.
-
-        A ``collate_fn`` may change its samples, and the batch may be made again.
-        """
-        chunk = self.chunk.unpack(copy=True) if isinstance(self.chunk, Packed) else self.chunk
-        return chunk[self.first : self.last]
+ChunkRows = tuple[Chunk, slice]
+"""Samples that lie side by side in a chunk."""
 
 
 def rows_of(places: Iterable[SamplePlace]) -> list[ChunkRows]:
     """Return where samples lie, in as few pieces as can be."""
     rows: list[ChunkRows] = []
     for chunk, place in places:
-        if rows and rows[-1].chunk is chunk and rows[-1].last == place:
-            rows[-1] = ChunkRows(chunk, rows[-1].first, place + 1)
+        if rows and rows[-1][0] is chunk and rows[-1][1].stop == place:
+            rows[-1] = chunk, slice(rows[-1][1].start, place + 1)
         else:
-            rows.append(ChunkRows(chunk, place, place + 1))
+            rows.append((chunk, slice(place, place + 1)))
     return rows
 
 
-@dataclass(frozen=True, slots=True)
-class Collation:
-    """How samples become batches, here and already in the workers.
+Collate = Callable[[list[Any]], Any]
+"""What makes one object of samples."""
+
+
+def chunk_merge(collate: Collate) -> Collate | None:
+    """Return what workers apply to a chunk's samples already; None is to leave them.
 
     Torch's ``default_collate`` runs in the workers, chunk by chunk, and the batch is a matter of
     laying collated chunks side by side. Any other function is given the list of samples, as it
     expects, in the background of the training process: the samples of a batch are known no
     earlier than its plan.
-
-    Attributes:
-        collate: the user's ``collate_fn``.
-        merge: what workers apply to a chunk's samples; None is to leave them.
     """
+    return collate_chunk if collate is default_collate else None
 
-    collate: Callable[[list[Any]], Any]
-    merge: Callable[[list[Any]], Any] | None
 
-    @classmethod
-    def of(cls, collate: Callable[[list[Any]], Any]) -> Collation:
-        """Return the fastest way that honours ``collate``."""
-        return cls(collate, collate_chunk if collate is default_collate else None)
+def batch_of(collate: Collate, merge: Collate | None, rows: Sequence[ChunkRows]) -> Any:
+    """Return one batch of the samples in ``rows``: all packed, or all lists.
 
-    def batch(self, rows: Sequence[ChunkRows]) -> Any:
-        """Return one batch of the samples in ``rows``: all packed, or all lists.
+    In memory of its own, but for samples in lists.
 
-        In memory of its own, but for samples in lists.
-        """
-        packed = [part.chunk for part in rows if isinstance(part.chunk, Packed)]
-        if packed and self.merge is not None:
-            chunks = [chunk.unpack(copy=False) for chunk in packed]
-            return _join(chunks, [slice(part.first, part.last) for part in rows])
-        return self.collate(list(chain.from_iterable(part.samples() for part in rows)))
+    Args:
+        collate: the user's ``collate_fn``.
+        merge: what workers applied to a chunk's samples.
+        rows: where the samples lie.
+    """
+    joins = merge is not None and isinstance(rows[0][0], Packed)
+    # A `collate_fn` may change its samples, and the batch may be made again: it gets copies.
+    chunks = [
+        chunk.unpack(copy=not joins) if isinstance(chunk, Packed) else chunk for chunk, _ in rows
+    ]
+    parts = [part for _, part in rows]
+    if joins:
+        return _join(chunks, parts)
+    samples = [chunk[part] for chunk, part in zip(chunks, parts, strict=True)]
+    return collate(list(chain.from_iterable(samples)))
 
 
 def collate_chunk(samples: list[Any]) -> Any:

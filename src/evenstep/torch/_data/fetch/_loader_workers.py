@@ -14,7 +14,6 @@ import warnings
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import partial
 from itertools import repeat
 from multiprocessing.connection import Connection
@@ -24,7 +23,7 @@ from time import perf_counter
 from typing import Any, Generic, TypeVar, final
 
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, get_worker_info
+from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 
 from ...._private_torch import pinned
 from ...._warning import warn
@@ -100,7 +99,7 @@ def inner_loader(
 
     Args:
         loader: the user's own.
-        dataset: what is loaded in place of its data set, which is its ``dataset``.
+        dataset: what is loaded in place of its data set: with workers, ``InWorkers``.
         generator: draws what seeds the workers.
         settings: of the new ``DataLoader``, where it is not to yield items as they are.
     """
@@ -140,23 +139,24 @@ def asked(loader: DataLoader[Any], question: Callable[[], Answer]) -> Answer:
         with same_chance():
             return question()
     timeout = max(_WORKER_S, loader.timeout)
-    probe = _Probe(loader.dataset, question)
+    probe = InWorkers(loader.dataset, partial(_answers, question))
     (answer,) = inner_loader(loader, probe, torch.Generator(), num_workers=1, timeout=timeout)
     return answer  # type: ignore[no-any-return]
 
 
-class _Probe(Dataset[Any]):
-    """A data set of one item: what a question finds in a loader worker."""
+def _answers(question: Callable[[], Any]) -> Iterator[Any]:
+    yield question()
 
-    def __init__(self, dataset: Any, question: Callable[[], Any]) -> None:
+
+class InWorkers(IterableDataset[Any]):
+    """Yields what ``items`` does, in loader workers that show ``dataset`` to the user's code."""
+
+    def __init__(self, dataset: Any, items: Callable[[], Iterator[Any]]) -> None:
         self.dataset = dataset
-        self._question = question
+        self._items = items
 
-    def __len__(self) -> int:
-        return 1
-
-    def __getitem__(self, index: int) -> Any:
-        return self._question()
+    def __iter__(self) -> Iterator[Any]:
+        return self._items()
 
 
 def _as_it_is(item: Any) -> Any:
@@ -237,69 +237,52 @@ _STOP_WITHIN_S = 2.0
 _NOTICE_WITHIN_S = 6.0
 
 
-@dataclass(frozen=True, slots=True)
-class FetchedChunk:
-    """Samples, the worker that fetched them, and the seconds that they took."""
-
-    worker: int
-    content: Packed
-    fetch_s: float
+Fetched = tuple[int, Packed, float]
+"""The worker that fetched samples, they themselves, and the seconds that they took."""
 
 
-class FetchService(IterableDataset[FetchedChunk]):
-    """The user's data set as a service: an endless stream of the chunks it is asked for.
+def _serve(
+    dataset: Any, inboxes: Sequence[Connection], merge: Callable[[list[Any]], Any] | None
+) -> Iterator[Fetched]:
+    """Yield the chunks that a loader worker is asked for, without end.
 
-    Torch's loader runs one copy in each of its workers, which so start, are seeded, set up by
+    Torch's loader runs it in each of its workers, which so start, are seeded, set up by
     ``worker_init_fn`` and stopped as in any loader. That loader prefetches by counting, and what
     it asks of an ``IterableDataset`` is merely the next item: which one, tasks say that arrive
     through a pipe for each worker, as late as can be.
     """
-
-    def __init__(
-        self,
-        dataset: Any,
-        inboxes: Sequence[Connection],
-        merge: Callable[[list[Any]], Any] | None,
-    ) -> None:
-        self.dataset = dataset
-        self._inboxes = inboxes
-        self._merge = merge
-
-    def __iter__(self) -> Iterator[FetchedChunk]:
-        info = get_worker_info()
-        assert info is not None  # it runs in loader workers alone
-        tasks: deque[Wanted] = deque()
-        parent = os.getppid()
-        while self._receive(self._inboxes[info.id], tasks, parent):
-            yield self._fetched(tasks.popleft(), info.id)
-
-    def _receive(self, inbox: Connection, tasks: deque[Wanted], parent: int) -> bool:
-        """Move all messages into ``tasks``, at least one; return whether to continue."""
-        while not tasks or inbox.poll():
-            if not inbox.poll(_PARENT_CHECK_S):
-                # Forked siblings keep the pipe open when the training process is killed.
-                if os.getppid() != parent:
-                    return False
-                continue
-            try:
-                task = inbox.recv()
-            except EOFError:
-                return False
-            if task is None:
-                return False
-            tasks.append(task)
-        return True
-
-    def _fetched(self, wanted: Wanted, worker: int) -> FetchedChunk:
+    info = get_worker_info()
+    assert info is not None  # it runs in loader workers alone
+    tasks: deque[Wanted] = deque()
+    parent = os.getppid()
+    while _receive(inboxes[info.id], tasks, parent):
         began_s = perf_counter()
         try:
-            samples = fetch(self.dataset, wanted)
+            samples = fetch(dataset, tasks.popleft())
             fetch_s = perf_counter() - began_s
-            content = pack(self._merge(samples) if self._merge else samples)
+            content = pack(merge(samples) if merge else samples)
         except Exception as error:  # torch sends it
-            _check_sendable(error, worker)
+            _check_sendable(error, info.id)
             raise
-        return FetchedChunk(worker, content, fetch_s)
+        yield info.id, content, fetch_s
+
+
+def _receive(inbox: Connection, tasks: deque[Wanted], parent: int) -> bool:
+    """Move all messages into ``tasks``, at least one; return whether to continue."""
+    while not tasks or inbox.poll():
+        if not inbox.poll(_PARENT_CHECK_S):
+            # Forked siblings keep the pipe open when the training process is killed.
+            if os.getppid() != parent:
+                return False
+            continue
+        try:
+            task = inbox.recv()
+        except EOFError:
+            return False
+        if task is None:
+            return False
+        tasks.append(task)
+    return True
 
 
 def _check_sendable(error: Exception, worker: int) -> None:
@@ -328,44 +311,38 @@ class WorkerPool(Generic[Asked]):
     """The loader workers of one rank: takes tasks, and brings in what workers fetched.
 
     Each worker does its tasks in the order in which they were given to it. One thread receives, so
-    that chunks arrive while the training thread computes. ``open`` and ``close`` belong to the
-    training thread: torch watches its workers through a signal handler which only the main thread
-    can set.
+    that chunks arrive while the training thread computes. A pool is made and closed by the training
+    thread: torch watches its workers through a signal handler which only the main thread can set.
 
     Args:
         loader: the user's, with at least one worker.
+        generator: draws what seeds the workers.
         merge: applied to the samples of a chunk in the worker; None is to leave them.
-        deliver: called by the receiving thread with what was asked for, and its chunk.
+        deliver: called by the receiving thread with what was asked for, its samples, and the
+            seconds that they took.
         fail: called by the receiving thread, once, with why there will be no more.
     """
 
     def __init__(
         self,
         loader: DataLoader[Any],
+        generator: torch.Generator,
         *,
         merge: Callable[[list[Any]], Any] | None,
-        deliver: Callable[[Asked, FetchedChunk], None],
+        deliver: Callable[[Asked, Packed, float], None],
         fail: Callable[[Exception], None],
     ) -> None:
-        self._loader = loader
-        self._merge = merge
         self._deliver = deliver
         self._fail = fail
         self._closing = False
         self._asked: list[deque[Asked]] = [deque() for _ in range(loader.num_workers)]
-        self._outboxes: list[Connection] = []
-        self._processes: tuple[Any, ...] = ()
-        self._thread: Thread | None = None
-
-    def open(self, generator: torch.Generator) -> None:
-        """Start the workers, seeded by what ``generator`` draws, and the thread; once."""
-        pipes = [multiprocessing.Pipe(duplex=False) for _ in range(self._loader.num_workers)]
+        pipes = [multiprocessing.Pipe(duplex=False) for _ in range(loader.num_workers)]
         self._outboxes = [theirs for _, theirs in pipes]
-        inboxes = [mine for mine, _ in pipes]
+        inboxes, dataset = [mine for mine, _ in pipes], loader.dataset
         chunks = iter(
             inner_loader(
-                self._loader,
-                FetchService(self._loader.dataset, inboxes, self._merge),
+                loader,
+                InWorkers(dataset, partial(_serve, dataset, inboxes, merge)),
                 generator=generator,
                 prefetch_factor=_TASKS_PER_WORKER,
                 in_order=False,
@@ -373,7 +350,7 @@ class WorkerPool(Generic[Asked]):
         )
         # Torch has no public name for its workers. Of all children of this process, other threads
         # may have started some meanwhile, which are not ours to end.
-        self._processes = tuple(chunks._workers)  # type: ignore[attr-defined]
+        self._processes: tuple[Any, ...] = tuple(chunks._workers)  # type: ignore[attr-defined]
         for inbox in inboxes:
             inbox.close()
         self._thread = Thread(
@@ -398,22 +375,21 @@ class WorkerPool(Generic[Asked]):
         """End workers and thread. What is being fetched may finish; after 2 s it is killed."""
         self._closing = True
         self._dismiss()
-        thread = self._thread
-        if thread is not None and thread is not current_thread():
+        if self._thread is not current_thread():
             # The thread itself comes here when it collects a forgotten loader.
-            thread.join(_STOP_WITHIN_S)
-            if thread.is_alive():
+            self._thread.join(_STOP_WITHIN_S)
+            if self._thread.is_alive():
                 for process in self._processes:
                     process.terminate()  # torch's workers take it from their parent as a clean end
-                thread.join(_NOTICE_WITHIN_S)
+                self._thread.join(_NOTICE_WITHIN_S)
         for outbox in self._outboxes:
             outbox.close()
 
-    def _receive(self, chunks: Iterator[FetchedChunk]) -> None:
+    def _receive(self, chunks: Iterator[Fetched]) -> None:
         problem: Exception = RuntimeError("the loader workers ended unasked")
         try:
-            for chunk in chunks:
-                self._deliver(self._asked[chunk.worker].popleft(), chunk)
+            for worker, content, fetch_s in chunks:
+                self._deliver(self._asked[worker].popleft(), content, fetch_s)
         except Exception as error:
             problem = _with_exit_codes(error, self._processes)
             # Tracebacks would keep the iterator, and so the workers, alive.

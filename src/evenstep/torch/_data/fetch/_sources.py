@@ -5,11 +5,10 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from threading import Condition, Thread, current_thread
 from time import monotonic
-from typing import Any, final
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,8 +18,8 @@ from ...._types import IntArray
 from .._protocols import MicroBatch
 from ..deal._by_cost import Indices
 from ..deal._plans import Share, StepSpan
-from ._chunks import ChunkRows, Collation, Packed, SamplePlace, rows_of
-from ._loader_workers import FetchedChunk, Wanted, WorkerPool, fetch, pinning, worker_generator
+from ._chunks import ChunkRows, Packed, SamplePlace, batch_of, chunk_merge, rows_of
+from ._loader_workers import Wanted, WorkerPool, fetch, pinning, worker_generator
 
 # SplitMix64: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014.
 STEP = 0x9E3779B97F4A7C15
@@ -28,29 +27,17 @@ FACTORS = 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
 _BITS = (1 << 64) - 1
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class EpochKeys:
-    """The key of every position in the order of one epoch.
+KeysOf = Callable[[IntArray], IntArray]
+"""The keys of positions in the order of one epoch, in any shape."""
 
-    Attributes:
-        start: follows from the run's seed, the loader and the epoch.
-    """
 
-    start: int
-
-    @classmethod
-    def of_epoch(cls, seed: int, loader: int, epoch: int) -> EpochKeys:
-        """Return those of an epoch, counted from 1, of a loader, counted from 0."""
-        start = np.array([seed & _BITS], np.uint64)
-        for number in (loader, epoch):
-            start = mixed(start) + np.uint64(number)
-        return cls(int(mixed(start)[0]))
-
-    def at(self, positions: IntArray) -> IntArray:
-        """Return the keys of ``positions``, in any shape."""
-        steps = np.asarray(positions).astype(np.uint64) * np.uint64(STEP)
-        return mixed(np.uint64(self.start) + steps).view(np.int64)
+def epoch_keys(seed: int, loader: int, epoch: int) -> KeysOf:
+    """Return the keys of an epoch, counted from 1, of a loader, counted from 0."""
+    start = np.array([seed & _BITS], np.uint64)
+    for number in (loader, epoch):
+        start = mixed(start) + np.uint64(number)
+    first = mixed(start)[0]
+    return lambda at: mixed(first + at.astype(np.uint64) * np.uint64(STEP)).view(np.int64)
 
 
 def mixed(numbers: NDArray[np.uint64]) -> NDArray[np.uint64]:
@@ -78,61 +65,26 @@ ShareOf = Callable[[StepSpan], Share | None]
 """A rank's part of a step under the newest plan, for any thread; None while there is none."""
 
 
-def seeded(indices_of: Indices, keys: EpochKeys) -> Indices:
+def seeded(indices_of: Indices, keys_of: KeysOf) -> Indices:
     """Return ``indices_of`` with the key of each position as the sample's seed: pairs of them."""
 
     def pairs(first: int, num_samples: int) -> IntArray | None:
         indices = indices_of(first, num_samples)
         if indices is None:
             return None
-        return np.stack([indices, keys.at(first + np.arange(num_samples))], axis=1)
+        return np.stack([indices, keys_of(first + np.arange(num_samples))], axis=1)
 
     return pairs
 
 
-@dataclass(slots=True)
-class FetchCounts:
-    """How many samples a rank asked its data set for, and how many of them it trained on.
-
-    What was asked for and not used is the price of fetching ahead while plans change.
-
-    Attributes:
-        requested: samples asked for.
-        used: samples handed out, stand-ins of weight 0 included.
-    """
-
-    requested: int = 0
-    used: int = 0
-
-
-@dataclass(slots=True)
-class Feed:
-    """Samples of the step under way, beyond those it began with.
-
-    Attributes:
-        request: has samples on their way that are wanted soon; returns whether all are here.
-        fetch_s: returns in how many seconds so many samples would be here.
-        batch: returns a batch of samples, ascending, as soon as they are here.
-    """
-
-    request: Callable[[IntArray], bool]
-    fetch_s: Callable[[int], float]
-    batch: Callable[[IntArray], Any]
-
-
 class InlineSource:
-    """Fetches and collates when asked, as torch's loader does with ``num_workers=0``.
-
-    Attributes:
-        counts: of samples.
-    """
+    """Fetches and collates when asked, as torch's loader does with ``num_workers=0``."""
 
     def __init__(self, loader: DataLoader[Any]) -> None:
         self._loader = loader
         self._batch_of = pinning(loader, loader.collate_fn)
         self._indices_of: Indices | None = None
         self._share_of: ShareOf | None = None
-        self.counts = FetchCounts()
 
     def open(self) -> None:
         """Start what fetches, if it is not running, and draw its seed when torch's would."""
@@ -145,31 +97,30 @@ class InlineSource:
     def replan(self) -> None:
         """Do nothing: shares are asked for as late as can be."""
 
-    def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
-        """Return the batches that a step begins with, which is the next one, and its others."""
+    def take(self, span: StepSpan) -> tuple[list[MicroBatch], IntArray]:
+        """Return the batches that a step begins with, which is the next one, and its indices."""
         assert self._indices_of is not None
         assert self._share_of is not None
         share, indices = self._share_of(span), self._indices_of(span.first, span.num_samples)
         assert share is not None  # the plan of this step is in force
         assert indices is not None  # and its part of the order is drawn
 
-        counts, parts = self.counts, []
-        begun = fetch(self._loader.dataset, indices[share.begun].tolist())
-        counts.requested += len(begun)
-        counts.used += len(begun)
+        begun, parts = fetch(self._loader.dataset, indices[share.begun].tolist()), []
         for place, size in zip(share.places, share.forwards, strict=True):
             parts.append(MicroBatch(self._batch_of(begun[place]), size))
-        return parts, Feed(  # further ones come as soon as they are asked for
-            request=lambda slots: True,
-            fetch_s=lambda num_samples: 0.0,
-            batch=lambda slots: self._further(indices[slots].tolist()),
-        )
+        return parts, indices
 
-    def _further(self, indices: list[Any]) -> Any:
-        samples = fetch(self._loader.dataset, indices)
-        self.counts.requested += len(samples)
-        self.counts.used += len(samples)
-        return self._batch_of(samples)
+    def request(self, indices: IntArray, slots: IntArray) -> bool:
+        """Return that samples come as soon as they are asked for."""
+        return True
+
+    def fetch_s(self, num_samples: int) -> float:
+        """Return that fetching ahead takes no time: nothing is."""
+        return 0.0
+
+    def batch(self, indices: IntArray, slots: IntArray) -> Any:
+        """Return a batch of further samples of a step with these indices."""
+        return self._batch_of(fetch(self._loader.dataset, indices[slots].tolist()))
 
     def end(self) -> None:
         """Let go of the epoch, wherever it stands."""
@@ -355,8 +306,8 @@ class PrefetchSource:
         self._loader = loader
         self._changed = changed
         self._check = check
-        self._collation = Collation.of(loader.collate_fn)
-        self._batch_of = pinning(loader, self._collation.batch)
+        self._merge = chunk_merge(loader.collate_fn)
+        self._batch_of = pinning(loader, partial(batch_of, loader.collate_fn, self._merge))
         self._horizon = Horizon(
             num_steps=max(2, loader.num_workers * loader.prefetch_factor),
             num_workers=loader.num_workers,
@@ -366,18 +317,19 @@ class PrefetchSource:
         self._share_of: ShareOf | None = None
         self._problem: Exception | None = None
         self._closing = self._is_behind = False
-        self.counts = FetchCounts()
 
     def open(self) -> None:
         """Start what fetches, if it is not running, and draw its seed when torch's would."""
         if self._pool is not None:
             return
         self._closing, self._problem = False, None
-        pool = WorkerPool(
-            self._loader, merge=self._collation.merge, deliver=self._deliver, fail=self._fail
+        self._pool = WorkerPool(
+            self._loader,
+            worker_generator(self._loader),
+            merge=self._merge,
+            deliver=self._deliver,
+            fail=self._fail,
         )
-        pool.open(worker_generator(self._loader))
-        self._pool = pool
         self._maker = Thread(target=self._make_batches, name="evenstep-collate", daemon=True)
         self._maker.start()
 
@@ -397,8 +349,8 @@ class PrefetchSource:
                 self._ask()
                 self._changed.notify_all()
 
-    def take(self, span: StepSpan) -> tuple[list[MicroBatch], Feed]:
-        """Return the batches that a step begins with, which is the next one, and its others."""
+    def take(self, span: StepSpan) -> tuple[list[MicroBatch], StepWork]:
+        """Return the batches that a step begins with, which is the next one, and its work."""
         with self._changed:
             works = self._horizon.works
             if not works:
@@ -409,16 +361,14 @@ class PrefetchSource:
                 self._wait_until(work.is_made)
             assert work.made is not None
             made = work.made[1]
-            self.counts.used += len(work.share.begun)
             works.popleft()
             work.handed_out = self._is_behind = True  # the next one comes into sight
             self._changed.notify_all()
         if isinstance(made, Exception):
             raise made
-        feed = Feed(partial(self._request, work), self._fetch_s, partial(self._batch, work))
-        return made, feed
+        return made, work
 
-    def _request(self, work: StepWork, slots: IntArray) -> bool:
+    def request(self, work: StepWork, slots: IntArray) -> bool:
         """Ask for samples of a step under way, before all others; return whether all are here."""
         with self._changed:
             missing = work.want(slots)
@@ -427,21 +377,19 @@ class PrefetchSource:
             for part in np.array_split(missing, min(len(missing), self._loader.num_workers) or 1):
                 if len(part):
                     self._pool.send(work.indices(part), (work, part))
-            self.counts.requested += len(missing)
             return work.has(slots)
 
-    def _fetch_s(self, num_samples: int) -> float:
+    def fetch_s(self, num_samples: int) -> float:
         """Return in how many seconds workers would have fetched so many samples."""
         with self._changed:
             return self._horizon.fetch_s(num_samples)
 
-    def _batch(self, work: StepWork, slots: IntArray) -> Any:
+    def batch(self, work: StepWork, slots: IntArray) -> Any:
         """Return a batch of samples of a step under way, as soon as they are here."""
-        self._request(work, slots)
+        self.request(work, slots)
         with self._changed:
             self._wait_until(lambda: work.has(slots))
             rows = work.rows_of(slots)
-            self.counts.used += len(slots)
         return self._batch_of(rows)
 
     def end(self) -> None:
@@ -490,27 +438,23 @@ class PrefetchSource:
         while self._pool.has_room() and (wanted := self._horizon.ask()) is not None:
             work, slots = wanted
             self._pool.send(work.indices(slots), wanted)
-            self.counts.requested += len(slots)
 
-    def _deliver(self, asked: tuple[StepWork, IntArray], chunk: FetchedChunk) -> None:
-        content = chunk.content
-        if content.num_shared and self._is_crowded():
-            content = content.local()
+    def _deliver(self, asked: tuple[StepWork, IntArray], content: Packed, fetch_s: float) -> None:
+        if content.num_shared:
+            with self._changed:
+                is_crowded = self._horizon.is_crowded()
+            content = content.local() if is_crowded else content
         with self._changed:
             if self._pool is None:  # closed meanwhile
                 return
             work, slots = asked
-            self._horizon.learn(len(slots), chunk.fetch_s)
+            self._horizon.learn(len(slots), fetch_s)
             work.store(slots, content)
             self._ask()
             works = self._horizon.works
             is_next = bool(works) and work is works[0] and work.is_complete()
             if is_next or work.handed_out:
                 self._changed.notify_all()
-
-    def _is_crowded(self) -> bool:
-        with self._changed:
-            return self._horizon.is_crowded()
 
     def _fail(self, problem: Exception) -> None:
         with self._changed:

@@ -5,12 +5,12 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from functools import partial
 from threading import Condition, RLock
 from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import Any
 
 import numpy as np
 import torch
@@ -20,18 +20,13 @@ from ...._planner import Plan, Work, batch_lengths
 from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
-from .._loader_state import OrderedForm
+from .._loader_state import checked, sealed
 from .._protocols import ANEW, MicroBatch, StepStart
-from .._step import (
-    FixedMicroBatches,
-    MicroBatches,
-    Step,
-    with_units,
-)
+from .._step import MicroBatches, Step, with_units
 from ..deal._by_cost import CostDeal, Indices, SeenLengths
 from ..deal._plans import EpochSteps, PlanBook, StepSpan
 from ..fetch._loader_workers import with_parts
-from ..fetch._sources import BatchSource, EpochKeys, Feed, FetchCounts, seeded, source_of
+from ..fetch._sources import BatchSource, KeysOf, epoch_keys, seeded, source_of
 from ..order._drawing import pass_epoch
 from ..order._global_order import (
     EpochOrder,
@@ -43,77 +38,26 @@ from ._base import AbstractStepLoader, StepContext
 from ._claimed import Claimed
 
 
-class MeasuredBatch(NamedTuple):
-    """A batch, and the length of each of its samples: a tuple, of which torch pins the parts."""
-
-    batch: Any
-    lengths: IntArray
-
-
-def measuring(loader: DataLoader[Any], of: Any) -> DataLoader[Any]:
-    """Return a loader whose batches are ``MeasuredBatch``.
-
-    It collates in the training process, where samples and batch come together.
-
-    Args:
-        loader: the user's own.
-        of: as in ``Cost(from_batch=...)``.
-    """
-    return with_parts(loader, collate_fn=partial(_measured, of, loader.collate_fn))
-
-
-def _measured(of: Any, collate: Callable[[Any], Any], samples: list[Any]) -> MeasuredBatch:
-    return MeasuredBatch(*batch_lengths(of, samples, collate))
-
-
-@final
-class CapCheck:
-    """Warns once of a forward over the cap, as of samples that are longer than ``prepare`` found.
-
-    By tensors of the batch that had as many elements as the lengths say, in all forwards so far.
-
-    Args:
-        max_size: as in ``Cost``.
-    """
-
-    def __init__(self, max_size: int) -> None:
-        self._max_size = max_size
-        self._exact: set[str] | None = None  # names of those tensors; None before the first forward
-
-    def look(self, parts: Sequence[MicroBatch]) -> None:
-        """Look at the forwards of a step."""
-        for part in parts:
-            if self._exact == set() or not part.num_samples:
-                continue
-            found = dict(_numbers_in(part.batch))
-            for name in self._exact or ():
-                if part.size <= self._max_size < found.get(name, 0):
-                    self._exact = set()
-                    self._warn(found[name])
-                    return
-            exact = {name for name, number in found.items() if number == part.size}
-            self._exact = exact if self._exact is None else self._exact & exact
-
-    def _warn(self, found: int) -> None:
-        warn(
-            f"A forward has a size of {found} where `Cost(max_size={self._max_size})` is the cap: "
-            f"samples have become longer than `prepare` found them, which reads lengths once. "
-            f"When they change: {ANEW}"
-        )
-
-
-def _numbers_in(batch: Any, name: str = "") -> Iterator[tuple[str, int]]:
-    """Yield the number of elements of every tensor of a batch, by a name."""
+def _most_elements(batch: Any) -> int:
+    """Return how many elements the largest tensor of a batch has."""
     if isinstance(batch, torch.Tensor):
-        yield name, batch.numel()
-    elif isinstance(batch, Mapping):
-        for key, value in batch.items():
-            yield from _numbers_in(value, f"{name}.{key}")
-    elif isinstance(batch, list | tuple):
-        for place, value in enumerate(batch):
-            yield from _numbers_in(value, f"{name}.{place}")
+        return batch.numel()
+    parts = batch.values() if isinstance(batch, Mapping) else batch
+    return max(map(_most_elements, parts), default=0) if isinstance(batch, _NESTED) else 0
 
 
+_NESTED = (Mapping, list, tuple)
+_KEYS = (
+    "epochs_begun",
+    "steps_taken",
+    "steps_of_run",
+    "global_batch_size",
+    "num_samples",
+    "order",
+    "fingerprint",
+    "num_fingerprinted",
+)
+_KEYS_OF_BATCHES = (*_KEYS, "num_steps", "position")
 _MOST_STARTS = 8  # more epochs than a loop fetches ahead
 
 
@@ -159,31 +103,30 @@ class BalancedLoader(AbstractStepLoader):
         self._order = GlobalOrder(
             loader, ranks, ranks.share, global_batch_size=self._size, block_size=block_size
         )
-        own_batches = self._order.batches is not None
-        num_samples = None if own_batches else self._order.num_samples
-        self._form = OrderedForm(self._size, num_samples, len(self._order.steps))
         self._starts: deque[LoopStart] = deque(maxlen=_MOST_STARTS)
 
         self._lock = RLock()  # plans come from any thread
         self._by_cost: CostDeal | None = None
         self._seen: SeenLengths | None = None
-        self._cap_check: CapCheck | None = None
         read = loader  # with a collator that reports lengths, where those are seen in time
         if context.cost is not None:
             self.costs = context.cost.table(loader.dataset)
             self._by_cost = CostDeal(self.costs, rank=ranks.rank, world_size=ranks.world_size)
             if loader.num_workers:
                 self.num_steps_ahead = max(2, loader.num_workers * (loader.prefetch_factor or 1))
-            if context.cost.max_size is not None:
-                self._cap_check = CapCheck(context.cost.max_size)
             if context.cost.from_batch is not None:
                 self._seen = SeenLengths(self.costs, ranks)
-                read = measuring(loader, context.cost.from_batch)
+                # In the training process, where samples and batch come together.
+                own, of = loader.collate_fn, context.cost.from_batch
+                read = with_parts(loader, collate_fn=partial(batch_lengths, of, collate=own))
         self._book = PlanBook(ranks.rank, self._size, by_cost=self._by_cost)
+        self._fits_lengths: bool | None = None  # what batches have; None before the first one
+        if context.cost is None or context.cost.max_size is None:
+            self._fits_lengths = False  # nor is it looked at
         self._problem: Exception | None = None
         self._source = source_of(read, Condition(self._lock), ranks.check)
         self._num_skipped = 0
-        self._keys: EpochKeys | None = None  # of the newest loop's epoch
+        self._keys_of: KeysOf | None = None  # of the newest loop's epoch
         context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
         weakref.finalize(self, _close, self._source, os.getpid())
 
@@ -198,8 +141,7 @@ class BalancedLoader(AbstractStepLoader):
 
         Of a batch sampler other than torch's own, those of the newest epoch.
         """
-        own_batches = self._order.batches is not None
-        return (self._at.steps if own_batches else self._order.steps).num_samples
+        return (self._order.steps if self.is_fixed else self._at.steps).num_samples
 
     @property
     def is_fixed(self) -> bool:
@@ -208,11 +150,6 @@ class BalancedLoader(AbstractStepLoader):
     @property
     def tail_batch_size(self) -> int | None:
         return self._order.steps.num_samples % self._size or None
-
-    @property
-    def fetch_counts(self) -> FetchCounts:
-        """How many samples this rank asked for so far, and how many it used."""
-        return self._source.counts
 
     def __len__(self) -> int:
         if self._order.is_endless:
@@ -258,17 +195,41 @@ class BalancedLoader(AbstractStepLoader):
         if step is None:
             step = starts[0].step if starts else self._context.count.value
         at, taken = goes_on(step, at, starts)
-        state = self._form.write(
-            at.state(at.steps.end(taken)),
-            at.steps,
-            epochs_begun=at.number,
-            steps_taken=taken,
-            steps_of_run=step,
-        )
+        position = at.steps.end(taken)
+        fields = {
+            "kind": "order" if self.is_fixed else "batches",
+            "epochs_begun": at.number,
+            "steps_taken": taken,
+            "steps_of_run": step,
+            "global_batch_size": self._size,
+            "num_samples": self._order.num_samples if self.is_fixed else at.steps.num_samples,
+        }
+        if not self.is_fixed:
+            fields |= {"num_steps": len(at.steps), "position": position}
+        state = sealed(fields | at.state(position))
         return state if self._seen is None else {**state, "lengths": self._seen.written()}
 
     def _checked(self, state: object) -> dict[str, Any]:
-        good = self._form.read(state)
+        where = "BalancedLoader.load_state_dict(state=...)"
+        kind, keys = ("order", _KEYS) if self.is_fixed else ("batches", _KEYS_OF_BATCHES)
+        good = checked(state, where, kind, keys)
+        num_samples, num_steps = self._order.num_samples, len(self._order.steps)
+        found, size, taken = good["num_samples"], good["global_batch_size"], good["steps_taken"]
+        if self.is_fixed and size != self._size:  # else the batches alone say what a step has
+            raise invalid(
+                where,
+                f"be of the global batch size {self._size}",
+                size,
+                f"With another number of ranks, give `Balancer({size})` and the loader a "
+                f"`batch_size` of that over the number of ranks, rounded up.",
+            )
+        if self.is_fixed and (found != num_samples or taken > num_steps):
+            raise invalid(
+                where,
+                f"be of an epoch of {num_samples} samples in {num_steps} steps",
+                f"one of {found} samples after step {taken}",
+                "Give the loader the data set, sampler and `drop_last` of back then.",
+            )
         if self._num_skipped:
             raise _both_ways()
         if self._seen is not None:
@@ -325,10 +286,10 @@ class BalancedLoader(AbstractStepLoader):
         if self._by_cost is not None:
             equal_forwards = self._book.equal_forwards
             self._by_cost.begin(indices_of, equal_forwards=equal_forwards, whole=self._whole)
-        context, self._keys = self._context, None
+        context, self._keys_of = self._context, None
         if context.sample_seed is not None:
-            self._keys = EpochKeys.of_epoch(context.sample_seed, context.number, self._at.number)
-            indices_of = seeded(indices_of, self._keys)
+            self._keys_of = epoch_keys(context.sample_seed, context.number, self._at.number)
+            indices_of = seeded(indices_of, self._keys_of)
         # The book's, as the source must not keep the loader alive.
         self._source.begin(indices_of, self._spans(taken), self._book.share)
 
@@ -361,27 +322,34 @@ class BalancedLoader(AbstractStepLoader):
             return None
         step, first, num_samples = span
         plan = self._plan()
-        parts, feed, data_s = self._fetched(span, plan)
-        work, units, keys_of = None, None, None
+        parts, fetched, data_s = self._fetched(span, plan)
+        work, units, keys_of, epoch = None, None, None, self._keys_of
         checksum = plan.epoch + 1  # no two plans of one epoch have other sizes
         if self._by_cost is not None:
-            parts, (work, checksum) = self._assigned(span, parts)
-        if self._cap_check is not None:
-            self._cap_check.look(parts)
+            parts, work, checksum = self._assigned(span, parts)
+            if self._fits_lengths is not False:
+                self._check_cap(parts)
         if self._context.counter is not None:
             parts, units = with_units(parts, self._context.counter)
-        if (keys := self._keys) is not None:
-            keys_of = lambda slots: keys.at(first + slots)  # noqa: E731
+        if epoch is not None:
+            keys_of = lambda slots: epoch(first + slots)  # noqa: E731
             pairs = zip(parts, map(keys_of, self._book.slots(span)), strict=True)
             parts = [replace(part, keys=own) for part, own in pairs]
         given: MicroBatches | MicroBatch
         if self._whole:
             (given,) = parts
         elif (opened := self._book.open_step(span)) is not None:
-            steps = self._context.session.steps
-            given = Claimed(parts, step, opened, feed=feed, steps=steps, keys_of=keys_of)
+            given = Claimed(
+                parts,
+                step,
+                opened,
+                source=self._source,
+                fetched=fetched,
+                steps=self._context.session.steps,
+                keys_of=keys_of,
+            )
         else:
-            given = FixedMicroBatches(parts)
+            given = MicroBatches(parts)
         self._at.steps_taken += 1
         equal = self._book.equal_forwards and self._book.has_equal_forwards(span)
         own = given.num_samples
@@ -389,16 +357,16 @@ class BalancedLoader(AbstractStepLoader):
             given, StepStart(step, own, num_samples, data_s, units, work, checksum, equal)
         )
 
-    def _fetched(self, span: StepSpan, plan: Plan) -> tuple[list[MicroBatch], Feed, float]:
-        """Return the batches that a step begins with, its further ones, and what the wait took."""
+    def _fetched(self, span: StepSpan, plan: Plan) -> tuple[list[MicroBatch], Any, float]:
+        """Return what the source gives of a step, and the seconds that the wait took."""
         began_s = perf_counter()
         at, taken = self._at, self._at.steps_taken
         if at.drawn < at.steps.num_samples and at.steps.end(taken + 2) > at.drawn:
             self._draw(taken)
         if self._problem is not None or self._book.only is not plan:
             self._put_into_force(plan, span.step)
-        parts, feed = self._source.take(span)
-        return parts, feed, perf_counter() - began_s
+        parts, fetched = self._source.take(span)
+        return parts, fetched, perf_counter() - began_s
 
     def _put_into_force(self, plan: Plan, step: int) -> None:
         with self._lock:
@@ -409,15 +377,15 @@ class BalancedLoader(AbstractStepLoader):
 
     def _assigned(
         self, span: StepSpan, parts: list[MicroBatch]
-    ) -> tuple[list[MicroBatch], tuple[Work | None, int]]:
+    ) -> tuple[list[MicroBatch], Work, int]:
         """Return a step's batches by cost, with what ranks compare of it.
 
         Begin to assign the next that is fetched.
         """
         lengths: list[IntArray] | None = None
         if self._seen is not None:
-            lengths = [part.batch.lengths for part in parts]
-            parts = [replace(part, batch=part.batch.batch) for part in parts]
+            lengths = [part.batch[1] for part in parts]
+            parts = [replace(part, batch=part.batch[0]) for part in parts]
         with self._lock:
             later = self._spans(self._at.steps_taken + 1 + self.num_steps_ahead)
             if (coming := next(later, None)) is not None:
@@ -427,11 +395,29 @@ class BalancedLoader(AbstractStepLoader):
                 assert indices is not None, "a step that is handed out was drawn"
                 for slots, seen in zip(self._book.slots(span), lengths, strict=True):
                     self._seen.record(indices[slots], seen)
-            found = self._book.assigned(span, lengths)
-        if found.sizes:
-            pairs = zip(parts, found.sizes, strict=True)
-            parts = [replace(part, sizes=own) for part, own in pairs]
-        return parts, (found.work, found.checksum)
+            work, checksum, sizes = self._book.assigned(span, lengths)
+        if sizes:
+            parts = [replace(part, sizes=own) for part, own in zip(parts, sizes, strict=True)]
+        return parts, work, checksum
+
+    def _check_cap(self, parts: list[MicroBatch]) -> None:
+        """Warn once of a forward over the cap: its samples are longer than ``prepare`` found them.
+
+        It is noticed where the largest tensors so far had as many elements as the lengths say.
+        """
+        assert self._context.cost is not None
+        most = self._context.cost.max_size
+        for part in parts:
+            if not part.num_samples:
+                continue
+            found = _most_elements(part.batch)
+            if most is not None and self._fits_lengths and part.size <= most < found:
+                warn(
+                    f"A forward has a size of {found} where `Cost(max_size={most})` is the cap: "
+                    f"samples have become longer than `prepare` found them, which reads lengths "
+                    f"once. When they change: {ANEW}"
+                )
+            self._fits_lengths = found == part.size and self._fits_lengths is not False
 
     def _on_plan(self, plan: Plan) -> None:
         with self._lock:

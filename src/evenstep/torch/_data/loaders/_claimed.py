@@ -3,20 +3,22 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from time import perf_counter
+from typing import Any
 
 import numpy as np
 
 from ...._types import IntArray
 from .._protocols import LoaderSteps, MicroBatch
+from .._step import MicroBatches
 from ..deal._plans import DealtPlan
-from ..fetch._sources import Feed
+from ..fetch._sources import BatchSource
 
 _MOST_KEPT = 8  # an eighth of what a forward has
 
 
-class Claimed:
+class Claimed(MicroBatches):
     """What one rank computes of a step whose samples are up for claims.
 
     DDP has to know at a forward whether its backward synchronises, so a rank always keeps some
@@ -34,47 +36,43 @@ class Claimed:
         begun: what the forwards begin with.
         step: its number.
         opened: whose its samples are.
-        feed: its other samples.
+        source: of its other samples.
+        fetched: what the source gave with the batches, for the others.
         steps: grants claims, and is notified when they begin and end.
         keys_of: returns the keys of slots; None where samples have none.
-        clock: monotonic seconds.
-
-    Attributes:
-        num_samples: samples so far.
-        num_forwards: forwards so far.
     """
 
     def __init__(
         self,
-        begun: Sequence[MicroBatch],
+        begun: list[MicroBatch],
         step: int,
         opened: DealtPlan,
         *,
-        feed: Feed,
+        source: BatchSource,
+        fetched: Any,
         steps: LoaderSteps,
         keys_of: Callable[[IntArray], IntArray] | None = None,
-        clock: Callable[[], float] = perf_counter,
     ) -> None:
+        super().__init__(begun)
         self._step = step
         self._opened = opened
-        self._feed = feed
+        self._source: Any = source
+        self._fetched = fetched
         self._steps = steps
         self._keys_of = keys_of
-        self._clock = clock
-        self._parts = list(begun)  # made, from the first of the step on
-        self._num_run = 0  # of those, handed out
+        self._num_run = 0  # of the parts that are made, handed out
         self._due: deque[IntArray] = deque()  # slots of the forwards after those
-        self._kept = opened.kept()
+        self._kept = opened.kept
         # When the newest samples were begun with, and how many were done by then.
         self._since: tuple[float, int] | None = None
         self._speed: float | None = None
-        self.num_samples = sum(part.num_samples for part in begun) + len(self._kept)
+        self.num_samples += len(self._kept)
         self._is_over = not self.num_samples  # no samples assigned: nothing to claim
-        self.num_forwards = max(len(self._parts), 1)
+        self.num_forwards = max(self.num_forwards, 1)
 
     def __iter__(self) -> Iterator[tuple[MicroBatch, bool]]:
         if self._since is None:
-            self._since = self._clock(), 0
+            self._since = perf_counter(), 0
         count = 0
         while count < len(self._parts) or self._continue():
             part, count = self._parts[count], count + 1
@@ -82,7 +80,7 @@ class Claimed:
             self.num_forwards = self._num_run
             yield part, self._is_over and not self._due and count == len(self._parts)
 
-    def whole(self) -> Sequence[MicroBatch]:
+    def whole(self) -> list[MicroBatch]:
         if not self._is_over:
             self._end_with(self._claim(own=True))
         while self._due:
@@ -105,7 +103,9 @@ class Claimed:
         if not len(claimed):
             self._end_with(claimed)
             return
-        if not self._feed.request(claimed):  # it takes a while: what is here comes first
+        if not self._source.request(
+            self._fetched, claimed
+        ):  # it takes a while: what is here comes first
             self._due.extend(self._cut(self._kept))
             self._kept = claimed[:0]
         held = np.sort(np.concatenate([self._kept, claimed]))
@@ -124,7 +124,7 @@ class Claimed:
         self._steps.begin_claim()
         done = sum(part.num_samples for part in self._parts[: self._num_run])
         if self._since is not None and not own:
-            (began_s, before), now_s = self._since, self._clock()
+            (began_s, before), now_s = self._since, perf_counter()
             if done > before and now_s > began_s:
                 self._speed = (done - before) / (now_s - began_s)
         granted = self._steps.claim(self._step, speed=self._speed, own=own)
@@ -132,13 +132,13 @@ class Claimed:
         claimed = np.sort(np.concatenate(slots)) if slots else self._kept[:0]
         self.num_samples += len(claimed)
         self._steps.end_claim(self._step, len(claimed))
-        self._since = self._clock(), done
+        self._since = perf_counter(), done
         return claimed
 
     def _keep(self, num_claimed: int, num_held: int) -> int:
         """Return how many of the samples held wait for the claim after them."""
         tile = self._opened.tile
-        meanwhile = (self._speed or 0.0) * self._feed.fetch_s(num_claimed)
+        meanwhile = (self._speed or 0.0) * self._source.fetch_s(num_claimed)
         tiles = min(int(meanwhile) // tile, num_held // tile // _MOST_KEPT)
         return min(tile * max(tiles, 1), num_held)
 
@@ -152,7 +152,7 @@ class Claimed:
     def _make(self, slots: IntArray) -> None:
         """Make what a forward gets; a wait for it is no time of the model's."""
         self._steps.begin_claim()
-        batch = self._feed.batch(slots)
+        batch = self._source.batch(self._fetched, slots)
         self._steps.end_claim(self._step, 0)
         keys = None if self._keys_of is None else self._keys_of(slots)
         self._parts.append(MicroBatch(batch, len(slots), keys=keys))

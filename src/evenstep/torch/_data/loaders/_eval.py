@@ -81,7 +81,7 @@ class EvalLoader(AbstractLoader):
         self._costs = None if cost is None else cost.table(loader.dataset)
         # Not by a method: within a cycle of references, workers that persist end after 5 s each.
         self._order = GlobalOrder(loader, ranks, partial(_share, ranks))
-        self._batches = _Batches()
+        self._batches: list[list[int]] = []  # a batch sampler: of the newest evaluation
         self._inner = with_parts(loader, batch_sampler=self._batches)
         self._sums: dict[str, tuple[Any, float]] = {}
         self.count: int | None = None
@@ -107,7 +107,7 @@ class EvalLoader(AbstractLoader):
             order = self._draw()
             mine = self._forwards(order)
             self._sums = {}
-            self._batches.of = [order[places if len(places) else [0]].tolist() for places in mine]
+            self._batches[:] = [order[places if len(places) else [0]].tolist() for places in mine]
             try:
                 for batch, places in zip(self._inner, mine, strict=True):
                     self.count = len(places)
@@ -206,19 +206,6 @@ def _share(ranks: Collectives, key: tuple[int, int], ints: IntArray | None) -> I
     """Share integers by a collective: the loop begins as one."""
     listed = None if ints is None else ints.tolist()
     return np.array(ranks.share_indices(listed), np.int64)
-
-
-class _Batches:
-    """A batch sampler whose batches are given anew for every evaluation."""
-
-    def __init__(self) -> None:
-        self.of: list[list[int]] = []
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return iter(self.of)
-
-    def __len__(self) -> int:
-        return len(self.of)
 
 
 def _check(loader: Any, cost: Cost | None) -> None:

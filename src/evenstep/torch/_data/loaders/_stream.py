@@ -6,6 +6,7 @@ import copy
 import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import islice
 from time import perf_counter
@@ -16,22 +17,31 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ...._planner import Cost, Plan, sample_length
+from ...._planner import UNKNOWN, Plan, SampleCosts, sample_length
 from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
-from .._loader_state import StreamForm, StreamPosition
+from .._loader_state import checked, sealed
 from .._protocols import MicroBatch, StepStart
-from .._step import FixedMicroBatches, Step, with_units
-from ..deal._by_cost import Assigned
-from ..deal._stream_deal import OwnShards, SameStream, StreamDeal, StreamKind, StreamStock
-from ..fetch._chunks import Chunk, ChunkRows, Collation, Packed, SamplePlace, pack, rows_of
-from ..fetch._loader_workers import inner_loader, pinning
+from .._step import MicroBatches, Step, with_units
+from ..deal._by_cost import Assigned, CostDeal
+from ..deal._stream_deal import OwnShards, SameStream, StreamKind, StreamStock, check_cost
+from ..fetch._chunks import (
+    Chunk,
+    ChunkRows,
+    Packed,
+    SamplePlace,
+    batch_of,
+    chunk_merge,
+    pack,
+    rows_of,
+)
+from ..fetch._loader_workers import InWorkers, inner_loader, pinning
 from ..order._drawing import check_iterates, pass_epoch
 from ._base import AbstractStepLoader, StepContext
 
 
-def no_length(sample: Any) -> int:
+def _no_length(sample: Any) -> int:
     """Return 0, where samples are counted."""
     return 0
 
@@ -47,27 +57,32 @@ class StreamReader:
         loader: the user's.
         chunk: samples that a worker reads in one go.
         prefetch: chunks that a worker reads ahead.
-        length_of: returns the length of a sample, where the samples are read; by default it is 0.
+        length_of: returns the length of a sample, where the samples are read.
 
     Attributes:
         ended: whether there are no more than those in stock.
     """
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        *,
-        chunk: int,
-        prefetch: int,
-        length_of: Callable[[Any], int] = no_length,
+        self, loader: DataLoader[Any], length_of: Callable[[Any], int], *, chunk: int, prefetch: int
     ) -> None:
         self._loader = loader
-        self._collation = Collation.of(loader.collate_fn)
-        self._batch_of = pinning(loader, self._collation.batch)
+        merge = chunk_merge(loader.collate_fn)
+        self._collate = partial(batch_of, loader.collate_fn, merge)
+        self._batch_of = pinning(loader, self._collate)
         self._generator = torch.Generator()
         self._length_of = length_of
-        worker = partial(_packed, self._collation.merge, length_of)
-        self._inner = _inner(loader, worker, self._generator, chunk, prefetch)
+        dataset, settings = loader.dataset, {}
+        if loader.num_workers:
+            dataset = InWorkers(dataset, partial(iter, dataset))
+            settings = {
+                "batch_size": chunk,
+                "collate_fn": partial(_packed, merge, length_of),
+                "prefetch_factor": prefetch,
+                "persistent_workers": loader.persistent_workers,
+                "timeout": loader.timeout,
+            }
+        self._inner = inner_loader(loader, dataset, self._generator, **settings)
         self._chunks: Iterator[Any] = iter(())
         self._places: deque[SamplePlace] = deque()  # read and not handed out, oldest first
         self._lengths: deque[int] = deque()  # of these
@@ -137,7 +152,7 @@ class StreamReader:
 
     def repeated(self, size: int) -> Any:
         """Return a batch of the stream's first sample, ``size`` times."""
-        return self._collation.batch([self._stand_in() for _ in range(size)])
+        return self._collate([self._stand_in() for _ in range(size)])
 
     def mark(self) -> int:
         """Return a number made of the stream's first sample, -1 for no number, -2 for no sample."""
@@ -169,22 +184,12 @@ class StreamReader:
     def _stand_in(self) -> ChunkRows:
         spare = self._spare
         assert spare is not None, "a stream without a single sample is refused before"
-        return ChunkRows(copy.deepcopy(spare) if isinstance(spare, list) else spare, 0, 1)
+        return copy.deepcopy(spare) if isinstance(spare, list) else spare, slice(0, 1)
 
     def _drop(self, num_samples: int) -> None:
         for _ in range(num_samples):
             self._places.popleft()
             self._lengths.popleft()
-
-
-class _ShownDataset(IterableDataset[Any]):
-    """The user's stream where workers look for it."""
-
-    def __init__(self, dataset: Any) -> None:
-        self.dataset = dataset
-
-    def __iter__(self) -> Iterator[Any]:
-        return iter(self.dataset)
 
 
 def _packed(
@@ -195,29 +200,36 @@ def _packed(
     return pack(merge(samples) if merge else samples), lengths
 
 
-def _inner(
-    loader: DataLoader[Any],
-    worker: Callable[[list[Any]], Any],
-    generator: torch.Generator,
-    chunk: int,
-    prefetch: int,
-) -> DataLoader[Any]:
-    """Return torch's own loader over the stream, set up as the user's, that gives samples."""
-    if loader.num_workers == 0:
-        return inner_loader(loader, loader.dataset, generator)
-    return inner_loader(
-        loader,
-        _ShownDataset(loader.dataset),
-        generator,
-        batch_size=chunk,
-        collate_fn=worker,
-        prefetch_factor=prefetch,
-        persistent_workers=loader.persistent_workers,
-        timeout=loader.timeout,
-    )
-
-
 _LARGEST = 1 << 63
+_KEYS = (
+    "steps_of_run",
+    "global_batch_size",
+    "num_readers",
+    "passed",
+    "seed",
+    "epochs_begun",
+    "steps_taken",
+    "finished",
+)
+
+
+@dataclass(slots=True)
+class StreamPosition:
+    """What was handed out so far, the same on every rank.
+
+    Attributes:
+        passed: samples of the epoch by which each rank's stream has moved on.
+        seed: what workers are seeded by, with the epoch; None before the first.
+        epochs_begun: how many.
+        steps_taken: steps of the epoch.
+        finished: whether the epoch is over.
+    """
+
+    passed: list[int]
+    seed: int | None = None
+    epochs_begun: int = 0
+    steps_taken: int = 0
+    finished: bool = False
 
 
 class StreamLoader(AbstractStepLoader):
@@ -257,21 +269,33 @@ class StreamLoader(AbstractStepLoader):
 
     def __init__(self, loader: DataLoader[Any], context: StepContext, *, kind: StreamKind) -> None:
         _check(loader)
-        position = StreamPosition(passed=[0] * context.ranks.world_size)
-        super().__init__(loader, context, position)
-        self._ranks, self._size = context.ranks, context.global_batch_size
+        super().__init__(loader, context, StreamPosition([0] * context.ranks.world_size))
+        self._kind, self._ranks, self._size = kind, context.ranks, context.global_batch_size
+        # Where all read alike, a state is free of the ranks. A stream's order depends on readers.
+        self._num_written = 1 if kind == "same" else self._ranks.world_size
+        self._num_readers = max(loader.num_workers, 1)
         self._terms = (SameStream if kind == "same" else OwnShards)(self._size)
         cost = context.cost
-        self._reader = _reader(loader, kind, self._ranks.world_size, self._size, cost)
-        self._by_cost = None if cost is None else StreamDeal(cost, self._ranks, self._size)
-        self.costs = None if self._by_cost is None else self._by_cost.costs
-        self._form = StreamForm(
-            kind, self._size, max(loader.num_workers, 1), self._ranks.world_size
+        # Chunks depend on the global batch, and not on who reads them. Where all read alike, one
+        # holds what all ranks take together: as many samples ahead, in fewer chunks.
+        together = self._ranks.world_size if kind == "same" else 1
+        self._reader = StreamReader(
+            loader,
+            _no_length if cost is None else partial(sample_length, cost.of),
+            chunk=-(-self._size * together // self._ranks.world_size),
+            prefetch=max(-(-(loader.prefetch_factor or 2) // together), 1),
         )
+        self._by_cost: CostDeal | None = None
+        if cost is not None:
+            check_cost(cost)
+            rank, world_size = self._ranks.rank, self._ranks.world_size
+            self._lengths = SampleCosts(cost, np.full(2 * self._size, UNKNOWN, np.int64))
+            self._by_cost = CostDeal(self._lengths, rank=rank, world_size=world_size)
+            self.costs = self._lengths
         self._stocks: Callable[[], list[StreamStock]] | None = None
 
     def __len__(self) -> int:
-        if self._form.kind != "same":
+        if self._kind != "same":
             raise TypeError(
                 "the steps of an epoch over a sharded stream depend on the plans, so it has no "
                 "length. Count steps instead, and leave the loop after as many as you want."
@@ -288,10 +312,35 @@ class StreamLoader(AbstractStepLoader):
         return self._reader.repeated(size)
 
     def _state(self) -> dict[str, Any]:
-        return self._form.write(self._at, self._context.count.value)
+        at = self._at
+        return sealed(
+            asdict(at)
+            | {
+                "kind": f"stream, {self._kind}",
+                "steps_of_run": self._context.count.value,
+                "global_batch_size": self._size,
+                "num_readers": self._num_readers,
+                "passed": at.passed[: self._num_written],
+                "seed": at.seed or 0,
+            }
+        )
 
     def _checked(self, state: object) -> dict[str, Any]:
-        good = self._form.read(state)
+        where = "StreamLoader.load_state_dict(state=...)"
+        good = checked(state, where, f"stream, {self._kind}", _KEYS)
+        for key, is_now, remedy in (
+            ("global_batch_size", self._size, "Give it to the balancer as back then."),
+            ("num_readers", self._num_readers, "Set `DataLoader(num_workers=...)` as back then."),
+        ):
+            if good[key] != is_now:
+                raise invalid(where, f"have {key}={is_now}, as this loader has", good[key], remedy)
+        if len(good["passed"]) != self._num_written:
+            raise invalid(
+                where,
+                f"be of {self._num_written} ranks, as shards belong to ranks",
+                len(good["passed"]),
+                "Resume on as many ranks, or have all read the `stream='same'`.",
+            )
         if self._loader.persistent_workers and good["epochs_begun"] > 1 and not good["finished"]:
             warn(
                 "`persistent_workers=True`: what a stream draws from its workers' generators after "
@@ -304,12 +353,18 @@ class StreamLoader(AbstractStepLoader):
         """Open the stream, at its begin or where the checkpoint stands, and look at its start."""
         resume, self._resume, at = self._resume, None, self._at
         if resume is not None:
-            at = self._form.position(resume)
+            at = StreamPosition(
+                passed=resume["passed"] * (self._ranks.world_size // self._num_written),
+                seed=resume["seed"] if resume["epochs_begun"] else None,
+                epochs_begun=resume["epochs_begun"],
+                steps_taken=resume["steps_taken"],
+                finished=resume["finished"],
+            )
         at.seed = seed = self._draw_seed() if at.seed is None else at.seed
         if resume is None or at.finished or not at.epochs_begun:
-            at = at.next_epoch()
+            at = StreamPosition([0] * len(at.passed), seed, at.epochs_begun + 1)
         seed += 1_000_003 * at.epochs_begun
-        if self._form.kind == "sharded":
+        if self._kind == "sharded":
             seed += self._ranks.rank  # where all read alike, seeds are alike
         self._reader.begin(seed % _LARGEST)
         self._reader.ensure(1)
@@ -328,7 +383,7 @@ class StreamLoader(AbstractStepLoader):
 
     def _read_on(self) -> None:
         if self._by_cost is not None:
-            self._by_cost.begin(equal_forwards=self._equal_forwards())
+            self._by_cost.begin(self._places, equal_forwards=self._equal_forwards())
         self._reader.skip(self._at.passed[self._ranks.rank])
         self._read_ahead(-(-self._size // self._ranks.world_size))
 
@@ -376,8 +431,8 @@ class StreamLoader(AbstractStepLoader):
         )
         self._at.steps_taken += 1
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
-        work, checksum = (None, 0) if assigned is None else (assigned.work, assigned.checksum)
-        given = parts[0] if self._whole else FixedMicroBatches(parts)
+        work, checksum, _ = assigned or (None, 0, ())
+        given = parts[0] if self._whole else MicroBatches(parts)
         step, num_samples = self._loops.next_step, sum(sizes)
         own, equal = given.num_samples, self._has_equal_forwards()
         return self._hand_out(
@@ -393,10 +448,10 @@ class StreamLoader(AbstractStepLoader):
     ) -> tuple[list[IntArray], Assigned | None]:
         """Return which samples each of this rank's forwards has, and what ranks compare of that."""
         rank, total = self._ranks.rank, sum(sizes)
-        first, parts = self._at.passed[rank], None
+        first = self._at.passed[rank]
         if self._by_cost is not None:
-            parts = self._by_cost.parts(plan, first, self._reader.lengths(total))
-        if parts is None:
+            self._learn_lengths(first, self._reader.lengths(total))
+        if self._by_cost is None or plan.costs is None:
             fewest = plan.most_forwards(sizes) if self._has_equal_forwards() else 1
             counts = (
                 (sizes[rank],) if self._whole else plan.forwards(rank, sizes[rank], fewest=fewest)
@@ -404,12 +459,36 @@ class StreamLoader(AbstractStepLoader):
             begin = self._terms.first(sizes, rank)
             own = np.arange(begin, begin + sizes[rank])
             parts = np.split(own, np.cumsum(counts)[:-1])
-        elif self._whole:
-            parts = [np.sort(np.concatenate(parts))]
+        else:
+            found = self._by_cost.parts(plan, first, total)
+            assert found is not None, "lengths are known as soon as samples are read"
+            parts = [np.sort(np.concatenate(found))] if self._whole else list(found)
         if self._by_cost is None:
             return parts, None
-        full = total == self._size
-        return parts, self._by_cost.assigned(plan, parts, first, sizes, full=full)
+        some = [slots for slots in parts if len(slots)]
+        counted = sizes if total == self._size else None
+        return parts, self._by_cost.assigned(plan, some, first, total, counted)
+
+    def _learn_lengths(self, first: int, lengths: IntArray) -> None:
+        """Take in the lengths of all samples of a step, from position ``first`` of the stream on.
+
+        Raises:
+            ValueError: a sample is larger than a forward may be.
+        """
+        most = self._lengths.cost.max_size
+        if most is not None and lengths.max() > most:
+            raise invalid(
+                "Cost(max_size=...)",
+                "be at least the size of every sample",
+                f"{most} where sample {first + int(lengths.argmax())} of the stream has "
+                f"{lengths.max()}",
+                "Cut the sample, leave it out, or raise the cap.",
+            )
+        self._lengths.correct(self._places(first, len(lengths)), lengths)
+
+    def _places(self, first: int, num_samples: int) -> IntArray:
+        """Return where the lengths of so many samples are kept: those of the newest steps are."""
+        return np.arange(first, first + num_samples) % len(self._lengths.lengths)
 
     def _read_ahead(self, batch_size: int) -> None:
         """Read for the next step, and report to the others what is in stock for it."""
@@ -421,27 +500,9 @@ class StreamLoader(AbstractStepLoader):
         reader = self._reader
         lengths = 0 if self._by_cost is None else crc32(reader.lengths(self._size).tobytes())
         rows = self._ranks.gather(
-            [reader.stock, int(reader.ended), mark, self._form.num_readers, lengths]
+            [reader.stock, int(reader.ended), mark, self._num_readers, lengths]
         )
-        return lambda: [
-            StreamStock(stock, bool(ended), *others) for stock, ended, *others in rows()
-        ]
-
-
-def _reader(
-    loader: DataLoader[Any],
-    kind: StreamKind,
-    world_size: int,
-    global_batch_size: int,
-    cost: Cost | None,
-) -> StreamReader:
-    """Return what reads: in chunks that depend on the global batch and not on who reads them."""
-    chunk, prefetch = -(-global_batch_size // world_size), loader.prefetch_factor or 2
-    if kind == "same":
-        # A chunk holds what all ranks take together: as many samples ahead, in fewer chunks.
-        chunk, prefetch = global_batch_size, max(-(-prefetch // world_size), 1)
-    length_of = no_length if cost is None else partial(sample_length, cost.of)
-    return StreamReader(loader, chunk=chunk, prefetch=prefetch, length_of=length_of)
+        return lambda: [StreamStock(*row) for row in rows()]
 
 
 def _check(loader: DataLoader[Any]) -> None:

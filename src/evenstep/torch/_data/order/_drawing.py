@@ -15,7 +15,6 @@ import torch
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
-    Dataset,
     DistributedSampler,
     RandomSampler,
     Sampler,
@@ -251,28 +250,11 @@ class DrawnIndices(DataLoader[Any]):
         _check("high", high is None or _is_integer(high, _MOST), high, "be from 1 to 2**48")
         _check("batch_size", _is_integer(batch_size, _MOST), batch_size, "be at least 1")
         super().__init__(
-            _Indices(high),
+            range(_ENDLESS if high is None else high),  # type: ignore[arg-type]
             batch_size=batch_size,
             sampler=Draws(high, generator),
             collate_fn=_as_tensor,
         )
-
-
-@final
-class _Indices(Dataset[int]):
-    """The data set whose samples are their indices."""
-
-    def __init__(self, high: int | None) -> None:
-        self._length = _ENDLESS if high is None else high
-
-    def __len__(self) -> int:
-        return self._length
-
-    def __getitem__(self, index: int) -> int:
-        return index
-
-    def __getitems__(self, indices: list[int]) -> list[int]:
-        return indices
 
 
 @final

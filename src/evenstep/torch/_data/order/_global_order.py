@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from ...._types import IntArray
 from ....exceptions import invalid
-from .._protocols import ANEW, RankGroup, ShareInts
+from .._protocols import ANEW, Collectives, LoaderRanks, ShareInts
 from ..deal._plans import EpochSteps
 from ._drawing import (
     Chance,
@@ -138,7 +138,7 @@ class GlobalOrder:
     def __init__(
         self,
         loader: DataLoader[Any],
-        ranks: RankGroup,
+        ranks: LoaderRanks | Collectives,
         share: ShareInts,
         *,
         global_batch_size: int | None = None,
