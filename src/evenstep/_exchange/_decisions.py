@@ -20,14 +20,7 @@ from .._diagnosis import (
     accounted,
     diagnosed,
 )
-from .._planner import (
-    AbstractPlanner,
-    EqualSizes,
-    Learnt,
-    Outcome,
-    Plan,
-    Report,
-)
+from .._planner import AbstractPlanner, EqualSizes, Learnt, Plan, Report
 from ..events import BalancingStopped, Event, Hook, PolicySlow, StepsAccounted, WorkerUnhelpful
 from ._answers import Answers
 from ._internal import fault_in_words, log_fault
@@ -341,12 +334,12 @@ class Decisions:
             return ()
         return self._ask(partial(self.planner.catch_up, next_step=next_step), step)
 
-    def _ask(self, planning: Callable[..., Outcome], step: int) -> tuple[Event, ...]:
+    def _ask(self, planning: Callable[..., tuple[Event, ...]], step: int) -> tuple[Event, ...]:
         """Have the planner decide; announce its plan. The policy may rest if it takes too long."""
         began_s = self._clock()
         ask = began_s >= self._rest_until_s
         try:
-            events = planning(ask=ask).events
+            events = planning(ask=ask)
         except Exception as error:
             events = self._give_up(step, error)
         ended_s = self._clock()

@@ -12,7 +12,6 @@ from typing import Generic, NamedTuple, TypeVar, final
 import numpy as np
 
 from .._types import Cluster, IntArray, Resources, StepTimings
-from ..events import Event
 from ..solve import WorkerCosts
 from ..solve._allocate import apportion, cut
 from ._job import Job
@@ -328,19 +327,6 @@ class Plan:
         if self.granularity is None:
             return 1
         return self.granularity[0] if len(set(self.granularity)) == 1 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What followed from one step.
-
-    Attributes:
-        plan: what holds from now on; the very same object if nothing changed.
-        events: the facts, in order.
-    """
-
-    plan: Plan
-    events: tuple[Event, ...]
 
 
 def make_plan(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -16,7 +16,6 @@ from ..events import (
     Event,
     PolicyFailed,
     Rebalanced,
-    StepMeasured,
     WorkerUnhelpful,
 )
 from ..policies import AbstractPolicy, Equal
@@ -26,8 +25,8 @@ from ._base import AbstractPlanner, ClaimSwitch, UserMistake, blaming, held, in_
 from ._job import Job
 from ._learnt import BY_COST, Learnt, Start, columns
 from ._memory_caps import MemoryCaps
-from ._plan import Outcome, Plan, Reading, Readings, Report, apart, lasted_s, make_plan, timings_of
-from ._whatif import SplitCosts, WhatIf, measured
+from ._plan import Plan, Reading, Readings, Report, apart, lasted_s, make_plan, timings_of
+from ._whatif import WhatIf
 
 _WEIGHT = 0.1  # of the newest step, in what a sample usually takes
 
@@ -144,8 +143,10 @@ class Planner(AbstractPlanner):
         self.plan = self._make_plan(0, 0, decision)
         self._has_claims = self.plan.first is not None  # as the newest event says
 
-    def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
-        caught_up = self.catch_up(next_step=next_step, ask=ask).events
+    def observe(
+        self, reports: Sequence[Report], *, next_step: int, ask: bool = True
+    ) -> tuple[Event, ...]:
+        caught_up = self.catch_up(next_step=next_step, ask=ask)
         step = reports[0].step
         bad = rejected(reports)
         capped = self._caps.limited(reports)
@@ -166,9 +167,11 @@ class Planner(AbstractPlanner):
                     guess = self._guess
                     events += self._decide(step, first, next_step=next_step, ask=ask, by=guess)
         events += self._follow_switch(step, next_step)
-        return Outcome(self.plan, tuple(events))
+        return tuple(events)
 
-    def observe_timings(self, step: int, timings: StepTimings, *, next_step: int) -> Outcome:
+    def observe_timings(
+        self, step: int, timings: StepTimings, *, next_step: int
+    ) -> tuple[Event, ...]:
         """Return the same for a full step whose times come as arrays, with no word on memory.
 
         For a simulation of thousands of workers, where a report each would take longer than the
@@ -179,47 +182,47 @@ class Planner(AbstractPlanner):
             timings: of all workers.
             next_step: the first step that can still use a new plan.
         """
-        events = list(self.catch_up(next_step=next_step).events)
+        events = list(self.catch_up(next_step=next_step))
         ran = timings.batch_size > 0
         key, took_s = timings.batch_size.tobytes(), float(timings.compute_s[ran].max())
         reading = self._add(self._is_full(timings), key, took_s, lambda: timings)
         if reading is not None:
             waits = not self._is_level(reading, lambda: timings.apart)
             events += self._show(step, reading, next_step, ask=True, waits=waits)
-        return Outcome(self.plan, tuple(events))
+        return tuple(events)
 
     @property
     def hold(self) -> int:
         return 1 if self.claims is not None else self._readings.num_left
 
-    def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
-        costs, seen = None, timings
+    def _otherwise(
+        self, reports: Sequence[Report], plan: Plan, timings: StepTimings
+    ) -> Mapping[str, float]:
+        seen = timings
         if self._uneven is not None:
             if not (shown := self._shown.pop(reports[0].step, ())):
-                return measured(reports, plan, timings)
+                return {}
             seen = timings_of(shown)
         warm, is_full = self._num_measured > self._warm_up_steps, self._is_full(seen)
         claimed = plan.first is not None
         if warm:
             self._what_if.observe(seen, is_tail=not is_full, claimed=claimed)
-        if is_full:
-            if self.claims is not None and warm:
-                self.claims.observe(seen, claimed=claimed)
-            costs = self._what_if.costs(self._caps.cluster, seen)
-        if costs is not None and seen is not timings:
+        if is_full and warm and self.claims is not None:
+            self.claims.observe(seen, claimed=claimed)
+        costs = self._what_if.costs(self._caps.cluster, seen) if is_full else None
+        if costs is None:
+            return {}
+        share = 1.0
+        if seen is not timings:
             share = float(timings.compute_s.max() / seen.compute_s.max())
-            costs = SplitCosts(costs.equal_s * share, costs.best_s * share)
-        return measured(reports, plan, timings, costs=costs)
+        return {"equal_split_s": costs[0] * share, "best_split_s": costs[1] * share}
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
         equal = replace(Equal().init(self._caps.cluster), reason=reason)
         return replace(self._make_plan(self.plan.epoch + 1, first_step, equal), first=None)
 
     def burden(self, step: int) -> WorkerUnhelpful | None:
-        found = self._what_if.burden(self._caps.cluster)
-        if found is None:
-            return None
-        return WorkerUnhelpful(step, found.rank, found.with_s, found.without_s)
+        return self._what_if.burden(step, self._caps.cluster)
 
     def learnt(self) -> Learnt:
         return {

@@ -223,7 +223,7 @@ def run_over_links(
         log.append((step_s, batch_size, plan))
         events += shares.observe(step, done, next_step=step + 1).events
         timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
-        events += sizes.observe_timings(step, timings, next_step=step + 1).events
+        events += sizes.observe_timings(step, timings, next_step=step + 1)
     seconds, batches, plans = zip(*log, strict=True)
     return OverLinksReport(np.array(seconds), np.array(batches), plans, tuple(events))
 
