@@ -36,29 +36,24 @@ def places(before: Sequence[str], now: Sequence[str]) -> IntArray:
     return np.array(found, np.int64)
 
 
-def columns(state: Any, fresh: Any, former: IntArray) -> Any:
-    """Return ``fresh`` with the columns of ``state`` for the workers that are known.
+def columns(state: Any, fresh: Any, former: IntArray, *, axis: int = -1) -> Any:
+    """Return ``fresh`` with what ``state`` has of the workers that are known.
 
     Args:
-        state: nested dicts of arrays whose last axis is the workers of back then, and of numbers.
+        state: nested dicts and tuples of arrays, and of numbers.
         fresh: the same for the workers of now.
         former: where each worker was then, -1 for one that is new.
+        axis: along which the arrays have the workers.
     """
     if isinstance(fresh, dict):
-        return {name: columns(state[name], fresh[name], former) for name in fresh}
+        return {name: columns(state[name], fresh[name], former, axis=axis) for name in fresh}
+    if isinstance(fresh, tuple):
+        return tuple(columns(*pair, former, axis=axis) for pair in zip(state, fresh, strict=True))
     if not isinstance(fresh, np.ndarray):
         return state
-    known, taken = former >= 0, fresh.copy()
-    taken[..., known] = state[..., former[known]]
-    return taken
-
-
-def rows(state: Sequence[IntArray], fresh: Sequence[IntArray], former: IntArray) -> Any:
-    """Return the tuple ``fresh`` with the rows of ``state``: the same, along the first axis."""
-    known, taken = former >= 0, [array.copy() for array in fresh]
-    for array, old in zip(taken, state, strict=True):
-        array[known] = old[former[known]]
-    return tuple(taken)
+    known, taken = former >= 0, np.moveaxis(fresh.copy(), axis, 0)
+    taken[known] = np.moveaxis(state, axis, 0)[former[known]]
+    return np.moveaxis(taken, 0, axis)
 
 
 def check_learnt(learnt: Learnt, workers: Sequence[str]) -> None:
