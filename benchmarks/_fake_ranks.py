@@ -21,8 +21,8 @@ from evenstep._exchange._exchange import Exchange
 from evenstep._exchange._meeting import connect_star
 from evenstep._exchange._message_kinds import ENDED, Answer, RankLost, StepReports, read, written
 from evenstep._exchange._threads import Framework
-from evenstep._planner import Job, Outcome, Planner, Report
-from evenstep.events import StepMeasured
+from evenstep._planner import Job, Planner, Report
+from evenstep.events import Event, StepMeasured
 from evenstep.policies import AbstractPolicy
 
 HEARTBEAT_S, DEADLINE_S = 1.0, 10.0
@@ -135,7 +135,7 @@ class Timed(Planner):
 
     cpu_s = 0.0
 
-    def observe(self, *arguments: Any, **settings: Any) -> Outcome:
+    def observe(self, *arguments: Any, **settings: Any) -> tuple[Event, ...]:
         """Measure it."""
         began_s = thread_time()
         try:

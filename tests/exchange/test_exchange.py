@@ -365,7 +365,7 @@ def test_a_stop_in_the_middle_of_a_hold_ends_all_ranks_at_the_same_step(star, as
     both, first, due = in_a_hold(star)
     go_through(both[1 - asker], range(first, due + 1))
     both[asker].at(first)
-    both[asker].stop.ask()
+    both[asker].ask_to_stop()
     report(both[asker], first, short(asker, first, 8))
     go_through(both[asker], range(first + 1, due + 1))
     early = [exchange.stopping for exchange in both]

@@ -9,7 +9,7 @@ from queue import Queue
 
 import pytest
 
-from evenstep._exchange._divergence import Reductions
+from evenstep._exchange._divergence import DivergenceCheck
 from evenstep._exchange._exchange import Exchange
 from evenstep._exchange._lost_ranks import FailureWatch, lost_worker
 from evenstep._exchange._message_kinds import Reduced
@@ -17,7 +17,7 @@ from evenstep._planner import Job, Planner
 from evenstep.events import StepMeasured, WorkerLost
 from evenstep.exceptions import WorkerLostError
 
-from .exchanges import PLAIN, Shifting, alone, channel_over, pairs, report, reports_of
+from .exchanges import PLAIN, Shifting, alone, channel_over, pairs, report, reports_of, router
 
 STUCK = replace(PLAIN, is_stuck=lambda thread_id: True)
 
@@ -429,9 +429,11 @@ def test_rank_0_ends_with_the_last_reports_of_all(told):
 
 def told(world_size, *reduced):
     """Tell rank 0 what each rank reduced; return what it finds, at the first rank that shows it."""
-    books = Reductions(world_size)
-    found = [books.take(rank, one) for rank, one in enumerate(reduced)]
-    return next((one for one in found if one is not None), None)
+    found = []
+    ways = DivergenceCheck(router(0, world_size), differ=found.append)
+    for rank, one in enumerate(reduced):
+        ways.received(rank, one)
+    return next(iter(found), None)
 
 
 def once(*steps):
@@ -488,14 +490,17 @@ def test_unlike_assignments_of_one_step_are_found():
 
 def test_models_and_reductions_are_told_apart():
     """A rank may be further than another."""
-    books = Reductions(2)
+    found = []
+    ways = DivergenceCheck(router(0, 2), differ=found.append)
 
     alike = Reduced(0, 0, {3: 1.0}), Reduced(1, 0, {4: 1.0})
     for told in (*alike, Reduced(0, 1, {5: 1.0})):
-        assert books.take(0, told) is None
+        ways.received(0, told)
     for told in alike:
-        assert books.take(1, told) is None
-    assert books.take(1, Reduced(0, 1, {6: 1.0})).rank in (0, 1)
+        ways.received(1, told)
+    assert found == []
+    ways.received(1, Reduced(0, 1, {6: 1.0}))
+    assert found[0].rank in (0, 1)
 
 
 @contextmanager
@@ -509,14 +514,15 @@ def hasty_threads():
 
 def test_ranks_may_tell_of_a_reduction_at_the_same_moment():
     """Rank 0 from its training thread, the others by the channel's: nobody trips over that."""
-    world, books, failed = 4, Reductions(4), []
+    world, failed = 4, []
+    ways = DivergenceCheck(router(0, world), differ=failed.append)
     together = threading.Barrier(world)
 
     def tell(rank):
         try:
             for number in range(2000):
                 together.wait(30)
-                failed.extend(filter(None, [books.take(rank, Reduced(0, number, {1: 1.0}))]))
+                ways.received(rank, Reduced(0, number, {1: 1.0}))
         except Exception as error:
             failed.append(error)
             together.abort()

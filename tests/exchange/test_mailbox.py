@@ -76,7 +76,7 @@ def test_what_a_round_left_behind_is_dropped_some_rounds_later(ends):
         root.box.post(key, ints(*key))
     other.box.take((0, 10, 0))
 
-    assert list(other.box._here) == [(0, 2, 0), (1, 1, 0)]
+    assert list(other.router._here) == [(0, 2, 0), (1, 1, 0)]
 
 
 def test_everybody_gets_everybodys_numbers_by_rank(ends):
@@ -219,7 +219,7 @@ def test_the_answer_to_a_claim_that_was_broken_off_is_nobody_elses(star_of_claim
     claims = both[1].claims
     with both[0].claims._lock:  # which is slow to answer
         claiming, granted = in_thread(lambda: claims.claim(0))
-        while claims.awaited is None:
+        while not both[1]._router.misses(0):
             assert claiming.is_alive()
         claims.received(0, ClaimReply(0, (Claim(0, 4, 8),)))
     claiming.join(5)

@@ -35,7 +35,7 @@ class Playing:
     def show(self, reports):
         """Show the reports of a step, and have what was put off made up for."""
         after = reports[0].step + 1
-        outcome = self.planner.observe(reports, next_step=after)
-        self.events += [*outcome.events, *self.planner.catch_up(next_step=after + 1).events]
+        self.events += self.planner.observe(reports, next_step=after)
+        self.events += self.planner.catch_up(next_step=after + 1)
         if self.planner.plan.epoch != self.plans[-1].epoch:
             self.plans.append(self.planner.plan)

@@ -113,9 +113,9 @@ def step_of(planner, number, seconds):
     """Run one step of it as the exchange would: decide, then keep the books."""
     plan = planner.plan
     reports = [Report(number, 32, 64, each, 0.0) for each in seconds]
-    outcome = planner.observe(reports, next_step=number + 1)
+    events = planner.observe(reports, next_step=number + 1)
     planner.account(reports, plan)
-    return outcome
+    return events
 
 
 def test_a_plan_says_what_everybody_begins_with_while_claims_are_on():
@@ -124,7 +124,7 @@ def test_a_plan_says_what_everybody_begins_with_while_claims_are_on():
     assert planner.plan.first is None
     for number in range(40):
         seconds = (1.0, 2.0) if planner.plan.first is None else (1.6, 1.6)
-        events += step_of(planner, number, seconds).events
+        events += step_of(planner, number, seconds)
     (switched,) = [event for event in events if isinstance(event, ClaimsSwitched)]
 
     assert switched.on
@@ -143,7 +143,7 @@ def test_a_switch_is_told_of_where_new_sizes_come_with_it():
             for size, each in zip(planner.plan.batch_size, seconds, strict=True)
         ]
         plan = planner.plan
-        events += planner.observe(reports, next_step=number + 1).events
+        events += planner.observe(reports, next_step=number + 1)
         planner.account(reports, plan)
     switched = [event for event in events if isinstance(event, ClaimsSwitched)]
 
@@ -178,7 +178,7 @@ def test_who_needs_longer_for_one_sample_than_the_others_for_all_is_named():
     """With both times: two workers share 96 samples in 0.48 s, the third begins with 0.6 s."""
     what_if = shown(np.array([0.0, 0.0, 0.6]), np.array([0.01, 0.01, 0.01]))
 
-    burden = what_if.burden(Cluster(3, 96))
+    burden = what_if.burden(0, Cluster(3, 96))
 
     assert burden.rank == 2
     assert burden.without_s == pytest.approx(0.48, rel=0.01)
@@ -190,20 +190,20 @@ def test_a_slow_worker_that_helps_is_not(intercept_s):
     """However slow: what it takes over, the others need not compute."""
     what_if = shown(np.array([0.0, 0.0, intercept_s]), np.array([0.01, 0.01, 0.1]))
 
-    assert what_if.burden(Cluster(3, 96)) is None
+    assert what_if.burden(0, Cluster(3, 96)) is None
 
 
 def test_whoever_is_needed_is_not():
     """The others' memory does not hold the batch."""
     what_if = shown(np.array([0.0, 0.0, 0.6]), np.array([0.01, 0.01, 0.01]))
 
-    assert what_if.burden(Cluster(3, 96, max_batch_size=47)) is None
+    assert what_if.burden(0, Cluster(3, 96, max_batch_size=47)) is None
 
 
 def test_nobody_is_as_long_as_somebody_was_not_measured():
     """Nor in a cluster of one."""
-    assert WhatIf(3).burden(Cluster(3, 96)) is None
-    assert WhatIf(1).burden(Cluster(1, 96)) is None
+    assert WhatIf(3).burden(0, Cluster(3, 96)) is None
+    assert WhatIf(1).burden(0, Cluster(1, 96)) is None
 
 
 def test_other_splits_follow_a_rank_that_slows_down():
@@ -214,10 +214,10 @@ def test_other_splits_follow_a_rank_that_slows_down():
         batch_size = np.array([32 + number % 5, 32 - number % 5])
         timings = StepTimings(batch_size, slope_s * batch_size, np.zeros(2))
         what_if.observe(timings)
-        costs = what_if.costs(cluster, timings)
+        equal_s, best_s = what_if.costs(cluster, timings) or (0.0, 0.0)
 
-    assert costs.equal_s == pytest.approx(0.96, rel=0.02)
-    assert costs.best_s == pytest.approx(0.48, rel=0.05)
+    assert equal_s == pytest.approx(0.96, rel=0.02)
+    assert best_s == pytest.approx(0.48, rel=0.05)
 
 
 def test_what_a_worker_without_samples_took_means_nothing():
@@ -241,7 +241,7 @@ def test_equal_workers_are_no_burden_by_the_short_last_steps_of_epochs():
             seconds += rng.exponential(0.0005, 2) if is_tail else 0
             what_if.observe(StepTimings(sizes, seconds, np.zeros(2)), is_tail=is_tail)
 
-            assert number % 10 or what_if.burden(Cluster(2, 64)) is None, seed
+            assert number % 10 or what_if.burden(0, Cluster(2, 64)) is None, seed
 
 
 def test_equal_workers_are_no_burden_as_noise_hides_what_samples_cost():
@@ -254,4 +254,4 @@ def test_equal_workers_are_no_burden_as_noise_hides_what_samples_cost():
             seconds = (1.2 + 0.04 * batch_size) * rng.normal(1, 0.2, 2)
             what_if.observe(StepTimings(batch_size, seconds, np.zeros(2)))
 
-            assert number % 10 or what_if.burden(Cluster(2, 64)) is None, seed
+            assert number % 10 or what_if.burden(0, Cluster(2, 64)) is None, seed

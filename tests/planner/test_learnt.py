@@ -235,7 +235,7 @@ def observed(planner, num_steps=3):
     for step in range(num_steps):
         sizes = planner.plan.batch_size
         reports = [Report(step, sizes[r], 16, 0.1 * (1 + r) * sizes[r], 0.0) for r in (0, 1)]
-        events += planner.observe(reports, next_step=step + 1).events
+        events += planner.observe(reports, next_step=step + 1)
     return events
 
 
@@ -328,6 +328,7 @@ def test_after_that_steps_are_measured_and_nothing_is_decided():
     assert isinstance(measured, StepMeasured)
     assert measured.compute_s == (1.0, 2.0)
     assert measured.equal_split_s is None
-    assert equal.observe(reports, next_step=6).plan is equal.plan
-    assert equal.catch_up(next_step=9).events == ()
+    plan = equal.plan
+    assert equal.observe(reports, next_step=6) == equal.catch_up(next_step=9) == ()
+    assert equal.plan is plan
     assert equal.burden(50) is equal.learnt() is None

@@ -35,9 +35,9 @@ def reports_of(plan, step, *, seconds=SECONDS_PER_SAMPLE, tail=False, **changed)
 def show(planner, reports, *, next_step):
     """Show ``planner`` one step and return all that it says, in the order a driver tells it."""
     plan = planner.plan
-    outcome = planner.observe(reports, next_step=next_step)
+    events = planner.observe(reports, next_step=next_step)
     measured = planner.account(reports, plan)
-    return [*([measured] if measured else []), *outcome.events]
+    return [*([measured] if measured else []), *events]
 
 
 def run(planner, num_steps, **changed):
@@ -304,9 +304,9 @@ def test_a_cap_that_becomes_known_is_told():
     """The event names the rank, the size and what the device offers."""
     planner = Planner(Auto(), Job(3, 96))
 
-    outcome = planner.observe(memory_reports(planner.plan, 0, 500), next_step=1)
+    events = planner.observe(memory_reports(planner.plan, 0, 500), next_step=1)
 
-    capped = [event for event in outcome.events if isinstance(event, MemoryCapped)]
+    capped = [event for event in events if isinstance(event, MemoryCapped)]
     assert capped[0].rank == 0
     assert capped[0].capacity_bytes == 500
     assert 32 <= capped[0].max_batch_size <= 40

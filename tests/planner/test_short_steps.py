@@ -140,9 +140,9 @@ def test_what_a_worker_without_samples_took_means_nothing():
     planner = Planner(Equal(), Job(3, 96, bounds=Bounds(min=0)), warm_up_steps=0)
     for step in range(4):
         shown = timings([48, 48, 0], np.array([0.002, 0.001, np.nan]))
-        outcome = planner.observe_timings(step, shown, next_step=step + 1)
+        events = planner.observe_timings(step, shown, next_step=step + 1)
 
-    assert outcome.events == ()
+    assert events == ()
 
 
 @final
@@ -183,26 +183,26 @@ def test_a_level_step_is_shown_when_nobody_waits():
     planner = planner_of(Shown())
     first = planner.plan
 
-    outcome = planner.observe(reports(0, 95.0, 100.0), next_step=1)
-    assert (outcome.plan, outcome.events) == (first, ())
+    events = planner.observe(reports(0, 95.0, 100.0), next_step=1)
+    assert (planner.plan, events) == (first, ())
     assert planner.is_behind
     assert shown(planner) == ()
 
     late = planner.catch_up(next_step=2)
     assert shown(planner) == (95.0,)
-    assert [type(event) for event in late.events] == [Rebalanced]
-    assert late.plan.first_step == 2
+    assert [type(event) for event in late] == [Rebalanced]
+    assert planner.plan.first_step == 2
     assert not planner.is_behind
-    assert planner.catch_up(next_step=2).events == ()
+    assert planner.catch_up(next_step=2) == ()
 
 
 def test_any_other_step_is_shown_at_once():
     """Beyond the policy's own measure."""
     planner = planner_of(Shown())
 
-    outcome = planner.observe(reports(0, 89.0, 100.0), next_step=1)
+    planner.observe(reports(0, 89.0, 100.0), next_step=1)
 
-    assert outcome.plan.first_step == 1
+    assert planner.plan.first_step == 1
     assert shown(planner) == (89.0,)
 
 
@@ -283,7 +283,7 @@ def test_a_level_out_of_range_fails_by_name(level):
     planner = planner_of(Shown())
     planner._policy = Shown(level)
 
-    (failed,) = planner.observe(reports(0, 50.0, 100.0), next_step=1).events
+    (failed,) = planner.observe(reports(0, 50.0, 100.0), next_step=1)
 
     assert isinstance(failed, PolicyFailed)
     assert "level" in failed.problem

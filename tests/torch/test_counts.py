@@ -53,7 +53,7 @@ def test_a_plan_says_the_one_size():
 def test_a_modelled_cap_above_the_size_changes_nothing():
     """A worker may get any number of micro-batches, each of which fits."""
     held = planner(Bounds(vary="count", granularity=4))
-    events = held.observe(reports(0, (24, 8), (4000, 4000), 10_000), next_step=1).events
+    events = held.observe(reports(0, (24, 8), (4000, 4000), 10_000), next_step=1)
 
     assert all(event.max_batch_size >= 4 for event in events if isinstance(event, MemoryCapped))
     assert not any(isinstance(event, SizesHeld) for event in events)
@@ -63,7 +63,7 @@ def test_a_modelled_cap_above_the_size_changes_nothing():
 def test_a_size_that_does_not_fit_is_reported():
     """Smaller forwards would break what was asked for, so training goes on and says what to do."""
     held = planner(Bounds(vary="count", granularity=4))
-    events = held.observe(reports(0, (24, 8), (12_000, 4000), 10_000), next_step=1).events
+    events = held.observe(reports(0, (24, 8), (12_000, 4000), 10_000), next_step=1)
 
     (short,) = [event for event in events if isinstance(event, SizesHeld)]
     assert "fit into every worker's memory with `vary='count'`" in short.problem

@@ -1,4 +1,4 @@
-"""What rank 0 has decided after each step, which steps all ranks have done, and the stop."""
+"""What rank 0 has decided after each step, which steps all ranks have done, and when all stop."""
 
 from __future__ import annotations
 
@@ -17,44 +17,6 @@ MOST_KEPT = 128
 _BOOKS_S = 0.005
 
 
-class Stop:
-    """What a rank knows of a stop: it travels with the messages of the steps.
-
-    A rank that wants one asks rank 0, whose next answer says so to all.
-
-    Attributes:
-        asked_here: whether this process was asked to end.
-        asked: whether a rank known here wants to stop.
-        after: the answer from which on all ranks know; None as long as there is none.
-    """
-
-    kinds = (StopRequest,)
-
-    def __init__(self) -> None:
-        self.asked_here = False
-        self.asked = False
-        self.after: int | None = None
-
-    def ask(self) -> None:
-        """Have all ranks stop. May be called from a signal handler."""
-        self.asked_here = self.asked = True
-
-    def received(self, peer: int, message: Message) -> None:
-        """On rank 0: take in that a rank wants to stop."""
-        self.asked = True
-
-    def answer(self, index: int, due: int, done: int) -> Answer:
-        """On rank 0: return the answer to some steps, which has all ranks know."""
-        if self.asked and self.after is None:
-            self.after = index
-        return Answer(index, due, done, self.after is not None)
-
-    def take(self, answer: Answer) -> None:
-        """Elsewhere: take in an answer."""
-        if answer.stops and self.after is None:
-            self.after = answer.index
-
-
 class Answers:
     """The plans that are known here, by the step after which each was decided.
 
@@ -62,12 +24,13 @@ class Answers:
     half the time of two on each of a thousand connections. A plan that no answer follows at once
     is sent by itself, and before any later answer.
 
+    A rank that wants to stop asks rank 0, whose next answer says so to all.
+
     Read without the lock: an answer is there before ``newest`` says so, and dropped long after.
 
     Args:
         router: carries messages.
         lag: steps by which a plan trails its measurement.
-        stop: sent with the answers.
 
     Attributes:
         plans: the answers, by step.
@@ -77,13 +40,15 @@ class Answers:
             That a step is answered says nothing of it: plans are known, or asked for, ahead.
         listeners: called with every new plan, on whichever thread learns of it.
         extensions: notified before each answer, on rank 0.
+        end_asked: whether this process was asked to end.
+        stop_asked: whether a rank known here wants to stop.
+        stops_after: the answer from which on all ranks know; None as long as there is none.
     """
 
-    kinds = (PlanReply, Answer, DoneRequest, DoneReply)
+    kinds = (PlanReply, Answer, StopRequest, DoneRequest, DoneReply)
 
-    def __init__(self, router: Router, *, lag: int, stop: Stop) -> None:
+    def __init__(self, router: Router, *, lag: int) -> None:
         self._router = router
-        self._stop = stop
         self._lock = threading.Lock()
         self._unsent: list[PlanReply] = []  # on rank 0
         self._asking: dict[int, int] = {}  # on rank 0: who waits until which step is done
@@ -95,6 +60,8 @@ class Answers:
         self.due = 0
         self.listeners: list[Callable[[Plan], None]] = []
         self.extensions: list[Extension] = []
+        self.end_asked = self.stop_asked = False
+        self.stops_after: int | None = None
 
     def announce(self, plan: Plan) -> None:
         """Send a plan to all ranks, if it is new. None may be left out: ranks replay them all."""
@@ -114,7 +81,7 @@ class Answers:
                 ask ahead.
             done: the newest step that all ranks have reported.
         """
-        answer = self._stop.answer(index, due, done)
+        answer = Answer(index, due, done, self.stop_asked)
         self._keep(answer)  # claims need it before others know
         for extension in self.extensions:
             extension.answers(through(answer))
@@ -158,8 +125,9 @@ class Answers:
         match message:
             case PlanReply(plan):
                 self._take(plan)
+            case StopRequest():
+                self.stop_asked = True
             case Answer():
-                self._stop.take(message)
                 self.newest_done = max(self.newest_done, message.done)
                 self._keep(message)
                 self._publish(message)
@@ -185,6 +153,8 @@ class Answers:
 
     def _keep(self, answer: Answer) -> None:
         assert self._plan is not None
+        if answer.stops and self.stops_after is None:
+            self.stops_after = answer.index
         with self._router.changed:
             self.plans |= dict.fromkeys(range(answer.index, through(answer) + 1), self._plan)
 

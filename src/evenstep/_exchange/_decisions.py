@@ -18,31 +18,11 @@ from .._diagnosis import (
     StepClues,
     accounted,
 )
-from .._planner import (
-    AbstractPlanner,
-    EqualSizes,
-    Learnt,
-    Outcome,
-    Plan,
-    Report,
-)
-from ..events import (
-    BalancingStopped,
-    Event,
-    Hook,
-    PolicySlow,
-    StepsAccounted,
-    WaitingDiagnosed,
-    WorkerUnhelpful,
-)
+from .._planner import AbstractPlanner, EqualSizes, Learnt, Plan, Report
+from ..events import BalancingStopped, Event, Hook, PolicySlow, WaitingDiagnosed, WorkerUnhelpful
 from ._answers import Answers
-from ._internal import fault_in_words, log_fault
-from ._message_kinds import (
-    Message,
-    PlanRequest,
-    StepReports,
-    TimesReport,
-)
+from ._internal import ALL_EQUAL, fault_in_words, log_fault
+from ._message_kinds import Message, PlanRequest, StepReports, TimesReport
 
 _LOOK_S = 10.0  # from one diagnosis to the next
 _CALM_S = 30.0  # from one that is reported to the next
@@ -103,25 +83,15 @@ class TimeBooks:
 
     def report(self) -> None:
         """Report the steps that all ranks are through with."""
-        accounts, found = self._take(self._changed)
-        self._report(accounts, found)
+        self._report(self._changed)
 
     def end(self) -> None:
         """Report all that is left, and the run as a whole; once."""
-        accounts, found = self._take(self._of_whole_run)
+        self._report(self._of_whole_run)
         self._diagnoser = None
-        self._report(accounts, found)
 
-    def _report(self, accounts: StepsAccounted | None, found: WaitingDiagnosed | None) -> None:
-        if accounts is not None:
-            self._emit(accounts)
-        if found is not None:
-            self._emit(found)
-
-    def _take(
-        self, diagnose: Callable[[Diagnoser], WaitingDiagnosed | None]
-    ) -> tuple[StepsAccounted | None, WaitingDiagnosed | None]:
-        """Return the account of the complete steps, and the diagnosis with them, if it is due."""
+    def _report(self, diagnose: Callable[[Diagnoser], WaitingDiagnosed | None]) -> None:
+        """Report the account of the complete steps, and the diagnosis with them, if it is due."""
         found = None
         with self._reporting:
             with self._lock:
@@ -138,7 +108,10 @@ class TimeBooks:
                 except Exception as error:
                     log_fault(steps[-1][0] if steps else None, error, _CONTINUES)
                     self._diagnoser = None
-        return accounted(*zip(*steps, strict=True)) if steps else None, found
+        if steps:
+            self._emit(accounted(*zip(*steps, strict=True)))
+        if found is not None:
+            self._emit(found)
 
     def _clues_of(self, step: int) -> list[StepClues] | None:
         """Return what all ranks noticed in a step that is complete; None if that is nothing."""
@@ -347,12 +320,12 @@ class Decisions:
             return ()
         return self._ask(partial(self.planner.catch_up, next_step=next_step), step)
 
-    def _ask(self, planning: Callable[..., Outcome], step: int) -> tuple[Event, ...]:
+    def _ask(self, planning: Callable[..., tuple[Event, ...]], step: int) -> tuple[Event, ...]:
         """Have the planner decide; announce its plan. The policy may rest if it takes too long."""
         began_s = self._clock()
         ask = began_s >= self._rest_until_s
         try:
-            events = planning(ask=ask).events
+            events = planning(ask=ask)
         except Exception as error:
             events = self._give_up(step, error)
         ended_s = self._clock()
@@ -370,7 +343,7 @@ class Decisions:
         """Continue with equal sizes for good: what failed is no user's, and may be half changed."""
         if self.planner is None or isinstance(self.planner, EqualSizes):
             return ()
-        log_fault(step, error, "All ranks go on with equal batch sizes for the rest of the run.")
+        log_fault(step, error, ALL_EQUAL)
         self.planner = EqualSizes(self.planner, self._next_step(step))
         trace = "".join(traceback.format_exception(error))
         return (BalancingStopped(step, 0, fault_in_words(error), trace),)

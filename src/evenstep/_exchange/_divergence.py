@@ -21,40 +21,6 @@ from ._world_check import listed
 _SAME = 1e-6  # shares of a batch are ratios of whole numbers, summed up
 
 
-class Reductions:
-    """Rank 0's books of reductions that some ranks have reported and some have not.
-
-    Safe to use from several threads: rank 0's own come from its training thread.
-
-    Args:
-        world_size: number of workers.
-    """
-
-    def __init__(self, world_size: int) -> None:
-        self._world_size = world_size
-        self._lock = threading.Lock()
-        self._reported: defaultdict[ReductionKey, dict[int, Reduced]] = defaultdict(dict)
-
-    def take(self, rank: int, reduced: Reduced) -> GradientsWrong | None:
-        """Take in what a rank reduced; return how it differs from what others did, if it does."""
-        key = reduced.model, reduced.number
-        with self._lock:
-            reported = self._reported[key]
-            reported[rank] = reduced
-            if 2 * len(reported) > self._world_size and _differ(reported.values()):
-                return _differing(reported, key)
-            if len(reported) == self._world_size:
-                del self._reported[key]
-        return None
-
-    def steps(self, key: ReductionKey) -> tuple[int, list[int]]:
-        """Return how many ranks reported a reduction, and which steps it may be of by them."""
-        with self._lock:
-            reported = list(self._reported.get(key, {}).values())
-        possible = [one.shares.keys() | set(one.maybe) for one in reported]
-        return len(reported), sorted(set.intersection(*possible)) if possible else []
-
-
 def _differ(reported: Iterable[Reduced]) -> bool:
     """Return whether ranks cannot have put the same into a reduction."""
     first, *others = reported
@@ -79,9 +45,7 @@ def _differing(reported: Mapping[int, Reduced], key: ReductionKey) -> GradientsW
     if all(_may_be(one, other) for one in reported.values() for other in reported.values()):
         return _assigned_apart(reported)
     kinds = {rank: _words(one) for rank, one in sorted(reported.items())}
-    (most, _), *_ = Counter(kinds.values()).most_common()
-    rank = next((rank for rank, words in reversed(kinds.items()) if words != most), max(kinds))
-    others = [other for other, words in kinds.items() if words == most and other != rank]
+    rank, most, others = _odd_one(kinds)
     return GradientsWrong(
         f"Rank {rank} reduced gradients of {kinds[rank]} together with those of {most} on "
         f"{listed(others)} (reduction {key[1]} of model {key[0]}): that gradient was wrong. Use "
@@ -94,17 +58,22 @@ def _differing(reported: Mapping[int, Reduced], key: ReductionKey) -> GradientsW
 
 def _assigned_apart(reported: Mapping[int, Reduced]) -> GradientsWrong:
     """Say which rank went by another assignment of the same step's samples."""
-    sums = {rank: one.checksum for rank, one in sorted(reported.items()) if one.checksum}
-    (most, _), *_ = Counter(sums.values()).most_common()
-    rank = next(rank for rank, checksum in reversed(sums.items()) if checksum != most)
-    others = [other for other, checksum in sums.items() if checksum == most]
+    sums = {rank: f"{one.checksum:#010x}" for rank, one in sorted(reported.items()) if one.checksum}
+    rank, most, others = _odd_one(sums)
     return GradientsWrong(
-        f"Rank {rank} used an assignment of samples with checksum {sums[rank]:#010x} in "
-        f"{_words(reported[rank])}, and {listed(others)} used {most:#010x}: that gradient was "
+        f"Rank {rank} used an assignment of samples with checksum {sums[rank]} in "
+        f"{_words(reported[rank])}, and {listed(others)} used {most}: that gradient was "
         f"wrong. Either the lengths of `Balancer(cost=...)` differ between ranks, or evenstep has "
         f"a defect: please report it. Continue from the last checkpoint.",
         rank,
     )
+
+
+def _odd_one(said: dict[int, str]) -> tuple[int, str, list[int]]:
+    """Return the last rank that says something else than most, what these say, and who they are."""
+    (most, _), *_ = Counter(said.values()).most_common()
+    rank = next((rank for rank, one in reversed(said.items()) if one != most), max(said))
+    return rank, most, [other for other, one in said.items() if one == most and other != rank]
 
 
 def _words(one: Reduced) -> str:
@@ -122,6 +91,9 @@ def _words(one: Reduced) -> str:
 class DivergenceCheck:
     """Sends what this rank's reductions were made of, before it waits for the others in them.
 
+    Rank 0 keeps books of those that some ranks have reported and some have not. They may come from
+    several threads: its own come from its training thread.
+
     Args:
         router: carries messages.
         differ: called on rank 0, from any thread, when ranks went different ways.
@@ -132,10 +104,9 @@ class DivergenceCheck:
     def __init__(self, router: Router, *, differ: Callable[[GradientsWrong], None]) -> None:
         self._router = router
         self._differ = differ
-        self._books = Reductions(router.world_size)  # on rank 0
+        self._lock = threading.Lock()
+        self._reported: defaultdict[ReductionKey, dict[int, Reduced]] = defaultdict(dict)
         self._asking: defaultdict[ReductionKey, set[int]] = defaultdict(set)  # on rank 0
-        self._answers: dict[ReductionKey, Sequence[int]] = {}
-        self._awaited: set[ReductionKey] = set()
         self._has_asked = False  # on rank 0, for the reports that others hold
 
     def send(self, reduced: Sequence[Reduced]) -> None:
@@ -153,33 +124,34 @@ class DivergenceCheck:
             WorkerLostError: a worker was lost before it reported.
             GradientsWrongError, ValueError: gradients were wrong, on all ranks.
         """
-        self._awaited.add(key)
-        try:
-            self._router.to_leader(StepsRequest(key))
-            self._router.need(lambda: key in self._answers)
-            return self._answers.pop(key)
-        finally:
-            self._awaited.discard(key)
-
-    def misses(self, rank: int) -> bool:
-        """Return whether a thread here waits for ``rank``."""
-        return bool(self._awaited) and (self._router.rank == 0 or rank == 0)
+        self._router.to_leader(StepsRequest(key))
+        steps: Sequence[int] = self._router.get(("steps", *key))
+        return steps
 
     def received(self, peer: int, message: Message) -> None:
         """Take in what a rank reduced, a question, or an answer."""
         match message:
             case Reduced(model, number):
-                found = self._books.take(peer, message)
-                if found is not None:
+                if (found := self._compare(peer, message)) is not None:
                     self._differ(found)
                 if self._asking:
                     self._answer((model, number))
             case StepsRequest(key):
                 self._ask(peer, key)
             case StepsReply(key, steps):
-                with self._router.changed:
-                    self._answers[key] = steps
-                    self._router.changed.notify_all()
+                self._router.put(("steps", *key), steps)
+
+    def _compare(self, rank: int, reduced: Reduced) -> GradientsWrong | None:
+        """Take in what a rank reduced; return how it differs from what others did, if it does."""
+        key, world_size = (reduced.model, reduced.number), self._router.world_size
+        with self._lock:
+            reported = self._reported[key]
+            reported[rank] = reduced
+            if 2 * len(reported) > world_size and _differ(reported.values()):
+                return _differing(reported, key)
+            if len(reported) == world_size:
+                del self._reported[key]
+        return None
 
     def _ask(self, rank: int, key: ReductionKey) -> None:
         """On rank 0: answer now, or when others report; from now on they do so at once."""
@@ -192,9 +164,12 @@ class DivergenceCheck:
         self._answer(key)
 
     def _answer(self, key: ReductionKey) -> None:
-        num_reported, steps = self._books.steps(key)
+        with self._lock:
+            reported = list(self._reported.get(key, {}).values())
+        possible = [one.shares.keys() | set(one.maybe) for one in reported]
+        steps = sorted(set.intersection(*possible)) if possible else []
         with self._router.changed:
-            is_all = num_reported + len(self._asking.get(key, ())) == self._router.world_size
+            is_all = len(reported) + len(self._asking.get(key, ())) == self._router.world_size
             asking = self._asking.pop(key, set()) if is_all or len(steps) == 1 else set()
         for rank in asking:
             self._router.to(rank, StepsReply(key, tuple(steps)))

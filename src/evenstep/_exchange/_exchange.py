@@ -16,7 +16,7 @@ from .._planner import AbstractPlanner, Plan
 from ..claims import Hybrid
 from ..claims._step_claims import Claim, StepClaims
 from ..events import Hook
-from ._answers import MOST_KEPT, Answers, Stop
+from ._answers import MOST_KEPT, Answers
 from ._channel import Data, StarChannel
 from ._decisions import Decisions
 from ._divergence import DivergenceCheck
@@ -52,7 +52,6 @@ class Claims:
 
     Attributes:
         scheme: how claims go; set on rank 0 before the first.
-        awaited: the step whose claim is under way.
         newest: on rank 0, the newest step that a rank has claimed of; -1 before.
         claiming: on rank 0, who may still claim of that one.
     """
@@ -64,10 +63,8 @@ class Claims:
         self._plan_of = plan_of
         self._lock = threading.Lock()
         self._steps: dict[int, StepClaims] = {}  # on rank 0
-        self._answer: tuple[Claim, ...] | None = None
         self._num_asked = 0
         self.scheme: Hybrid | None = None
-        self.awaited: int | None = None
         self.newest = -1
         self.claiming: frozenset[int] = frozenset()
 
@@ -84,16 +81,10 @@ class Claims:
         Raises:
             WorkerLostError: a worker was lost before the answer came.
         """
-        with self._router.changed:
-            self._answer, self.awaited = None, step
-            self._num_asked += 1
-        try:
-            self._router.to_leader(ClaimRequest(self._num_asked, step, speed, own))
-            self._router.need(lambda: self._answer is not None)
-        finally:
-            self.awaited = None
-        assert self._answer is not None
-        return self._answer
+        self._num_asked += 1
+        self._router.to_leader(ClaimRequest(self._num_asked, step, speed, own))
+        claims: tuple[Claim, ...] = self._router.get(("claims", self._num_asked))
+        return claims
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a claim, or what was granted."""
@@ -104,10 +95,7 @@ class Claims:
                 if own or not granted:
                     self._is_done(peer, step)  # nothing is owed to it any more
             case ClaimReply(number, claims):
-                with self._router.changed:
-                    if number == self._num_asked:
-                        self._answer = claims
-                        self._router.changed.notify_all()
+                self._router.put(("claims", number), claims)
 
     def _grant(self, rank: int, step: int, speed: float | None, *, own: bool) -> tuple[Claim, ...]:
         with self._lock:
@@ -245,9 +233,10 @@ class Exchange:
 
     Attributes:
         lost_ranks: who is gone, and what collectives the training thread may wait in.
-        stop: how all ranks come to stop.
         decisions: on rank 0.
         units, claims, mailbox, divergence, not_finite, scales: what else ranks send each other.
+        last_step, last_used: the newest step that this rank has reported, and of these the newest
+            that had a backward; -1 before.
         last_reduced: the newest step whose gradients were summed over all ranks, as far as it is
             noted here.
         num_loops: over the loaders of this process, as servers will want to know.
@@ -293,8 +282,7 @@ class Exchange:
             hang_s=hang_s,
             heartbeat_s=heartbeat_s,
         )
-        self.stop = Stop()
-        self._answers = Answers(router, lag=lag, stop=self.stop)
+        self._answers = Answers(router, lag=lag)
         self.decisions = Decisions(world_size, lag=lag, answers=self._answers, emit=emit)
         self._reports = ReportQueue(router)
         self.units = UnitSums(router, came_to=partial(self._progress.counts.__setitem__, UNITS))
@@ -303,7 +291,7 @@ class Exchange:
         self.divergence = DivergenceCheck(router, differ=self.lost_ranks.end)
         self.not_finite = NotFinite(router, emit=emit)
         self.scales = LossScales(router, refuse=self.lost_ranks.end, warn=_LOGGER.warning)
-        router.add(self.lost_ranks, self._progress, self.stop, self._answers, self.decisions)
+        router.add(self.lost_ranks, self._progress, self._answers, self.decisions)
         router.add(self._reports, self.units, self.claims, self.mailbox, self.divergence)
         router.add(self.not_finite, self.scales)
         self._first_step: int | None = None
@@ -337,6 +325,10 @@ class Exchange:
         self._answers.announce(planner.plan)
         self._answers.publish(-1, due=0, done=-1)
 
+    def ask_to_stop(self) -> None:
+        """Have all ranks stop after the same step. May be called from a signal handler."""
+        self._answers.end_asked = self._answers.stop_asked = True
+
     def subscribe(self, listener: Callable[[Plan], None]) -> None:
         """Have ``listener`` called with every new plan, from whichever thread learns of it."""
         self._answers.listeners.append(listener)
@@ -358,7 +350,7 @@ class Exchange:
         self.last_step = max(step, self.last_step)
         if is_used:
             self.last_used = self.last_step
-        first: list[Message] = [StopRequest()] if self.stop.asked else []
+        first: list[Message] = [StopRequest()] if self._answers.stop_asked else []
         for extension in self._answers.extensions:
             first += extension.along()
         is_due = step >= self._answers.due
@@ -392,7 +384,7 @@ class Exchange:
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
             self._progress.counts |= {STEPS: step - 1, UNITS: step - 1}
-        answers, stop, index = self._answers, self.stop, step - 1 - self._lag
+        answers, index = self._answers, step - 1 - self._lag
         if index < self._first_step:
             index = _BEFORE_ALL
         if lost_ranks.wrong is not None:
@@ -402,7 +394,7 @@ class Exchange:
         self._awaited[trains] = index
         if answers.newest < index:
             answers.wait_for(index)
-        self.stopping = stop.after is not None and stop.after <= index
+        self.stopping = answers.stops_after is not None and answers.stops_after <= index
         if len(answers.plans) > 3 * MOST_KEPT:
             answers.forget_before(index)
         return answers.plans[index]
@@ -473,7 +465,7 @@ class Exchange:
         self._reports.flush(waits=False)
         if not self.lost_ranks.is_broken and (hung := self._progress.look()) is not None:
             self.lost_ranks.lose(*hung)
-        self.lost_ranks.act(asked_to_end=self.stop.asked_here)
+        self.lost_ranks.act(asked_to_end=self._answers.end_asked)
 
     @property
     def newest_needed(self) -> int:
@@ -500,19 +492,17 @@ class Exchange:
             and self.lost_ranks.failure_of(rank) is not None
         ):
             waiting = self.decisions.waits_for(rank)  # an error in a report leaves it unsent
-        if waiting is None and rank == 0:
-            waiting = self.claims.awaited
-        if waiting is None and rank == 0 and self._misses_an_answer():
-            waiting = self.last_step + 1
-        if waiting is None and (self.mailbox.misses(rank) or self.divergence.misses(rank)):
+        if waiting is None and (self._router.misses(rank) or self._misses_an_answer(rank)):
             waiting = self.last_step + 1
         return waiting
 
-    def _misses_an_answer(self) -> bool:
+    def _misses_an_answer(self, rank: int) -> bool:
         """Return whether a plan point waits for an answer that rank 0, which has left, never gives.
 
         A thread that fetches ahead may do so at the end of a run that went well.
         """
+        if rank != 0:
+            return False
         failed = self.lost_ranks.failure_of(0) is not None
         awaited = [index for trains, index in self._awaited.items() if trains or failed]
         return any(index > self._answers.newest for index in awaited)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Set
 from time import monotonic
-from typing import Protocol, final
+from typing import TYPE_CHECKING, final
 
 from .._planner import in_words
 from ..events import Hook, WorkerLost
@@ -13,6 +13,9 @@ from ..exceptions import RanksDivergedError, WorkerLostError
 from ._message_kinds import CollectiveBroke, Goodbye, GradientsWrong, Message, RankLost
 from ._router import Router
 from ._threads import Framework, end_process, interrupt_thread, limit_end
+
+if TYPE_CHECKING:
+    from ._exchange import Exchange
 
 # Shares of the grace. Until the release, threads in no collective notice the loss by themselves. A
 # script that was interrupted may have something to put away.
@@ -156,35 +159,6 @@ class FailureWatch:
         self._abort(problem)
 
 
-class Steps(Protocol):
-    """How far this rank is, and what it waits for.
-
-    Attributes:
-        last_step: the newest step that it has reported.
-        last_used: the newest of these that it has used.
-        newest_needed: the newest step for which it needs all others.
-        newest_done: the newest step that all ranks have done, as far as it can know.
-    """
-
-    @property
-    def last_step(self) -> int: ...
-
-    @property
-    def last_used(self) -> int: ...
-
-    @property
-    def newest_needed(self) -> int: ...
-
-    @property
-    def newest_done(self) -> int: ...
-
-    def waits_for(self, rank: int) -> int | None:
-        """Return the step that waits for what only ``rank`` could send; None if none does."""
-
-    def report_all(self) -> None:
-        """Send the reports that were noted."""
-
-
 @final
 class LostRanks:
     """What this rank knows of others that are gone, and how its training thread is notified.
@@ -195,7 +169,7 @@ class LostRanks:
         router: carries messages, and asks here which workers are lost.
         hosts: host name of every rank, for errors; servers' come last.
         framework: whose collectives the training thread waits in.
-        steps: how far this rank is.
+        steps: knows how far this rank is, and what it waits for.
         emit: takes every event, on rank 0.
         grace_s: seconds after a loss for which the main thread may still come out of a collective.
             After that the process is ended.
@@ -221,7 +195,7 @@ class LostRanks:
         hosts: tuple[str, ...],
         framework: Framework,
         *,
-        steps: Steps,
+        steps: Exchange,
         emit: Hook,
         grace_s: float,
         abort: Callable[[str], None] | None,
@@ -358,7 +332,7 @@ class LostRanks:
         if not (in_collective or self.watch.in_collective):
             return self.wrong
         self._steps.report_all()
-        self._router.to_leader(CollectiveBroke(self._steps.last_step))  # rank 0 learns of all ends
+        self._router.to_leader(CollectiveBroke())  # rank 0 learns of all ends
         with self._router.changed:
             self._router.changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
         self._break_collective()

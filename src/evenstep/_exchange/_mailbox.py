@@ -30,16 +30,8 @@ class Mailbox:
 
     def __init__(self, router: Router) -> None:
         self._router = router
-        self._here: dict[MailKey, IntArray] = {}
         self._sent: dict[MailKey, dict[int, Sequence[int]]] = {}  # on rank 0, until all have sent
-        self._awaited: set[MailKey] = set()
         self._num_shared: dict[int, int] = {}
-
-    def misses(self, rank: int) -> bool:
-        """Return whether a thread here waits for a message of ``rank``."""
-        if self._router.rank != 0:
-            return rank == 0 and bool(self._awaited)
-        return any(rank not in self._sent.get(key, ()) for key in tuple(self._awaited))
 
     def check(self) -> None:
         """Raise if a worker was lost.
@@ -72,7 +64,12 @@ class Mailbox:
         """
         self._router.to_leader(NumbersReport(key, tuple(numbers)))
         self._router.sent[_name(key)] = key[1]
-        return lambda: self._take_all(key).reshape(self._router.world_size, -1).tolist()
+
+        def numbers_of_all() -> list[list[int]]:
+            with self._waiting(_name(key), key[1]):
+                return self.take(key).reshape(self._router.world_size, -1).tolist()
+
+        return numbers_of_all
 
     def post(self, key: MailKey, ints: IntArray) -> None:
         """On rank 0: send integers to every other worker, in as few bytes each as they fit into."""
@@ -85,22 +82,11 @@ class Mailbox:
         Raises:
             WorkerLostError: a worker was lost before it came.
         """
-        with self._router.changed:
-            if key not in self._here:
-                self._awaited.add(key)
-        try:
-            self._router.need(lambda: key in self._here)
-        finally:
-            self._awaited.discard(key)
-        with self._router.changed:
-            kind, newest = key[0], key[1] - _KEPT_ROUNDS
-            for old in [one for one in self._here if one[0] == kind and one[1] < newest]:
-                del self._here[old]
-            return self._here.pop(key)
-
-    def _take_all(self, key: MailKey) -> IntArray:
-        with self._waiting(_name(key), key[1]):
-            return self.take(key)
+        ints: IntArray = self._router.get(
+            key, lacks=lambda rank: rank not in self._sent.get(key, ())
+        )
+        self._router.drop(lambda one: one[0] == key[0] and one[1] < key[1] - _KEPT_ROUNDS)
+        return ints
 
     @contextmanager
     def _waiting(self, name: str, count: int) -> Iterator[None]:
@@ -117,7 +103,7 @@ class Mailbox:
             case NumbersReport(key, numbers):
                 self._collect(peer, key, numbers)
             case NumbersReply(key, kind, data):
-                self._put(key, np.frombuffer(data, kind).astype(np.int64))
+                self._router.put(key, np.frombuffer(data, kind).astype(np.int64))
 
     def _collect(self, rank: int, key: MailKey, numbers: Sequence[int]) -> None:
         """On rank 0: take in what a rank sent, and send the whole to all if it was the last."""
@@ -127,14 +113,9 @@ class Mailbox:
             if len(by_rank) < self._router.world_size:
                 return
             rows = np.array([by_rank[rank] for rank in range(len(by_rank))], np.int64).ravel()
-            self._put(key, rows)
+            self._router.put(key, rows)
             del self._sent[key]
         self.post(key, rows)
-
-    def _put(self, key: MailKey, ints: IntArray) -> None:
-        with self._router.changed:
-            self._here[key] = ints
-            self._router.changed.notify_all()
 
 
 def _name(key: MailKey) -> str:

@@ -12,7 +12,6 @@ import selectors
 import socket
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
 from time import monotonic, sleep
 from typing import Any, NamedTuple, final
 
@@ -368,8 +367,7 @@ def _in_words(ports: Sequence[int]) -> str:
     return f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
 
 
-@dataclass(frozen=True, slots=True)
-class Meeting:
+class Meeting(NamedTuple):
     """Where and how to reach rank 0; the same on all ranks.
 
     Attributes:
@@ -418,7 +416,10 @@ def connect_star(
         ProtocolError: ranks run different versions of evenstep.
     """
     if rank != 0:
-        meeting = _meeting(share(None))
+        shared = share(None)
+        if "problem" in shared:
+            raise ConnectionError(shared["problem"])
+        meeting = Meeting(**{name: shared[name] for name in Meeting._fields})
         if collect is not None:
             meeting, problem = _found(meeting, rank, timeout_s=timeout_s)
             _agree(collect, problem)
@@ -434,7 +435,7 @@ def connect_star(
         meeting = Meeting(
             tuple(addresses), server.getsockname()[1], secrets.token_hex(16), process_name()
         )
-        share({name: getattr(meeting, name) for name in Meeting.__slots__})
+        share(meeting._asdict())
         if collect is not None:
             _agree(collect, None)
         return _accept_all(server, world_size, meeting, timeout_s)
@@ -481,9 +482,8 @@ def _found(meeting: Meeting, rank: int, *, timeout_s: float) -> tuple[Meeting, s
         except Exception as error:  # names that are none raise in several ways
             problems.append(f"{address}: {error}")
         else:
-            return replace(
-                meeting, addresses=tuple(dict.fromkeys((address, *meeting.addresses)))
-            ), None
+            first = tuple(dict.fromkeys((address, *meeting.addresses)))
+            return meeting._replace(addresses=first), None
     return meeting, _unreachable(meeting, rank, problems)
 
 
@@ -519,13 +519,6 @@ def _call(meeting: Meeting, address: str, greeting: Greeting, deadline_s: float)
         connection.close()
         raise
     return Peer(tune(connection), wire, process=meeting.process)
-
-
-def _meeting(shared: dict[str, Any]) -> Meeting:
-    """Return what rank 0 has shared."""
-    if "problem" in shared:
-        raise ConnectionError(shared["problem"])
-    return Meeting(**{name: shared[name] for name in Meeting.__slots__})
 
 
 def _accept_all(

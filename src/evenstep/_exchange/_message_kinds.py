@@ -282,9 +282,7 @@ class SharesReply(Message):
 
 
 class CollectiveBroke(Message):
-    """To rank 0: a collective broke on a rank, in step ``step`` or after."""
-
-    step: int
+    """To rank 0: a collective broke on a rank."""
 
 
 class RankLost(Message):

@@ -5,11 +5,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable
 from functools import partial
-from typing import Protocol, final
+from typing import TYPE_CHECKING, Any, Protocol, final
 
 from ._channel import Data, StarChannel
 from ._internal import fault_in_words, log_fault
 from ._message_kinds import Message, MessageError, RankLost, read, written
+
+if TYPE_CHECKING:
+    from ._lost_ranks import LostRanks
 
 
 class Part(Protocol):
@@ -39,26 +42,6 @@ class Extension(Part, Protocol):
         """End what was begun. May be called again."""
 
 
-class Owner(Protocol):
-    """Who knows which workers are lost.
-
-    Attributes:
-        is_broken: whether one is.
-    """
-
-    @property
-    def is_broken(self) -> bool: ...
-
-    def check(self) -> None:
-        """Raise if a worker was lost."""
-
-    def check_left(self) -> None:
-        """Take notice if a rank is needed that has ended its run."""
-
-    def lose(self, rank: int, problem: str) -> None:
-        """Have a rank count as lost."""
-
-
 @final
 class Router:
     """Carries messages between the parts of this rank and of the others, over rank 0.
@@ -78,7 +61,7 @@ class Router:
             for: the progress reporter sends these to rank 0.
     """
 
-    owner: Owner
+    owner: LostRanks
 
     def __init__(self, rank: int, world_size: int, channel: StarChannel | None) -> None:
         self.rank = rank
@@ -89,6 +72,8 @@ class Router:
         self._channel = channel
         self._is_closed = False
         self._parts: dict[type[Message], Part] = {}
+        self._here: dict[tuple[Any, ...], Any] = {}  # what was sent, until it is taken
+        self._missing: dict[tuple[Any, ...], Callable[[int], bool]] = {}
 
     def add(self, *parts: Part) -> None:
         """Have parts take in the messages of their kinds."""
@@ -165,6 +150,44 @@ class Router:
         if not self.wait(is_here):
             self.owner.check()
             raise RuntimeError("The balancer was closed, and with it this loader.")
+
+    def put(self, key: tuple[Any, ...], value: Any) -> None:
+        """Have what was sent to this rank found by the thread that takes it, now or later."""
+        with self.changed:
+            self._here[key] = value
+            self.changed.notify_all()
+
+    def get(self, key: tuple[Any, ...], *, lacks: Callable[[int], bool] = lambda rank: True) -> Any:
+        """Return what was sent under a key, once it is here; only once.
+
+        Args:
+            key: its first part says what it is.
+            lacks: on rank 0, returns whether something of a rank is missing for it.
+
+        Raises:
+            WorkerLostError, RanksDivergedError, ValueError, RuntimeError: as ``need``.
+        """
+        with self.changed:
+            if key not in self._here:
+                self._missing[key] = lacks
+        try:
+            self.need(lambda: key in self._here)
+        finally:
+            self._missing.pop(key, None)
+        with self.changed:
+            return self._here.pop(key)
+
+    def drop(self, is_old: Callable[[tuple[Any, ...]], bool]) -> None:
+        """Forget what was sent under some keys, and never taken."""
+        with self.changed:
+            for old in filter(is_old, tuple(self._here)):
+                del self._here[old]
+
+    def misses(self, rank: int) -> bool:
+        """Return whether a thread waits in ``get`` for what only ``rank`` could send."""
+        if self.rank != 0:
+            return rank == 0 and bool(self._missing)
+        return any(lacks(rank) for lacks in tuple(self._missing.values()))
 
     def notify(self) -> None:
         """Have those who wait look again."""

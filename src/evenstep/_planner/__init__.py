@@ -17,7 +17,6 @@ from ._learnt import Learnt as Learnt
 from ._learnt import check_learnt as check_learnt
 from ._learnt import places as places
 from ._plan import MOST_STEPS as MOST_STEPS
-from ._plan import Outcome as Outcome
 from ._plan import Plan as Plan
 from ._plan import PlanCosts as PlanCosts
 from ._plan import Report as Report
@@ -44,7 +43,6 @@ __all__ = [
     "EqualSizes",
     "Job",
     "Learnt",
-    "Outcome",
     "Plan",
     "PlanCosts",
     "Planner",

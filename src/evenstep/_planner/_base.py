@@ -5,7 +5,7 @@ from __future__ import annotations
 import abc
 import re
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields, is_dataclass, replace
 from statistics import fmean
 from typing import Any, final
@@ -25,7 +25,7 @@ from ..events import (
 )
 from ..policies._base import READING_S
 from ._learnt import Learnt
-from ._plan import Outcome, Plan, Report, lasted_s, num_together, timings_of
+from ._plan import Plan, Report, lasted_s, num_together, timings_of
 from ._whatif import measured
 
 _WINDOW = 16  # steps that one way is judged by
@@ -200,7 +200,8 @@ class AbstractPlanner(abc.ABC):
     """Reports of a step in, a plan and events out. It reads no clock and sends no messages.
 
     Attributes:
-        plan: what is in force, or will be from its first step on.
+        plan: what is in force, or will be from its first step on; the very same object as long as
+            nothing changes.
         claims: says when samples of a step are up for claims; None is never.
     """
 
@@ -209,8 +210,10 @@ class AbstractPlanner(abc.ABC):
     _put_off: Callable[..., list[Event]] | None = None  # takes `next_step` and `ask`
 
     @abc.abstractmethod
-    def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
-        """Return what follows from one step. All ranks wait for it.
+    def observe(
+        self, reports: Sequence[Report], *, next_step: int, ask: bool = True
+    ) -> tuple[Event, ...]:
+        """Return the facts that follow from one step, in order. All ranks wait for it.
 
         Args:
             reports: one from each rank, in order, all about the same step.
@@ -228,7 +231,7 @@ class AbstractPlanner(abc.ABC):
         """Whether a step was put off that nothing was learnt from yet."""
         return self._put_off is not None
 
-    def catch_up(self, *, next_step: int, ask: bool = True) -> Outcome:
+    def catch_up(self, *, next_step: int, ask: bool = True) -> tuple[Event, ...]:
         """Learn from the step that was put off, if one was. No rank waits for it.
 
         ``observe`` does this itself if need be.
@@ -238,10 +241,9 @@ class AbstractPlanner(abc.ABC):
             ask: as for ``observe``.
         """
         if self._put_off is None:
-            return Outcome(self.plan, ())
+            return ()
         learn, self._put_off = self._put_off, None
-        events = learn(next_step=next_step, ask=ask)
-        return Outcome(self.plan, tuple(events))
+        return tuple(learn(next_step=next_step, ask=ask))
 
     def account(self, reports: Sequence[Report], plan: Plan) -> StepMeasured | None:
         """Return what a step cost, and would have cost otherwise. No rank waits for it.
@@ -255,26 +257,31 @@ class AbstractPlanner(abc.ABC):
         """
         if any(report.problem() for report in reports):
             return None
-        return self._account(reports, plan, timings_of(reports))
+        timings = timings_of(reports)
+        return measured(reports, plan, timings, self._otherwise(reports, plan, timings))
 
-    @abc.abstractmethod
-    def _account(
+    def _otherwise(
         self, reports: Sequence[Report], plan: Plan, timings: StepTimings
-    ) -> StepMeasured: ...
+    ) -> Mapping[str, float]:
+        """Return what other splits of a step would have cost, by field of ``StepMeasured``."""
+        return {}
 
-    @abc.abstractmethod
     def equal_plan(self, first_step: int, reason: str) -> Plan:
-        """Return a plan of equal sizes, as far as what fits lets them, for good."""
+        """Return a plan of equal sizes, as far as what fits lets them, for good.
 
-    @abc.abstractmethod
+        This one keeps the sizes of before.
+        """
+        epoch = self.plan.epoch + 1
+        return replace(self.plan, epoch=epoch, first_step=first_step, first=None, reason=reason)
+
     def burden(self, step: int) -> WorkerUnhelpful | None:
         """Return the worker that costs more than it brings, if one is known. No rank waits."""
+        return None
 
-    @abc.abstractmethod
     def learnt(self) -> Learnt | None:
         """Return what the steps so far have taught: arrays and plain values, not to be changed."""
+        return None
 
-    @abc.abstractmethod
     def restore(self, learnt: Learnt, former: IntArray) -> EstimatesRestored:
         """Continue from what an earlier run has learnt. Called before the first step.
 
@@ -282,6 +289,7 @@ class AbstractPlanner(abc.ABC):
             learnt: from ``learnt`` of a planner.
             former: the rank each worker had then, -1 for one that is new, ``(world_size,)``.
         """
+        return EstimatesRestored(tuple((former >= 0).tolist()), "anew", self.plan.batch_size)
 
 
 def rejected(reports: Sequence[Report]) -> list[Event]:
@@ -303,12 +311,6 @@ def held(reports: Sequence[Report], *, also: str = "") -> list[Event]:
         return []
     problem = f"torch might run the model of rank {asking[0]} uncompiled at another size{also}"
     return [SizesHeld(reports[0].step, problem)]
-
-
-def hold_after(reports: Sequence[Report]) -> int:
-    """Return how many more steps are reported together, where nothing is learnt from them."""
-    took_s = max(report.compute_s for report in reports)
-    return num_together(READING_S, took_s, max(took_s, lasted_s(reports)))
 
 
 _REASON = "equal for the rest of the run: balancing is off, as something failed"
@@ -337,29 +339,10 @@ class EqualSizes(AbstractPlanner):
         try:
             self.plan = planner.equal_plan(first_step, _REASON)
         except Exception:  # what failed may be what that needs
-            self.plan = replace(
-                planner.plan,
-                epoch=planner.plan.epoch + 1,
-                first_step=first_step,
-                first=None,
-                reason=_REASON,
-            )
+            self.plan = AbstractPlanner.equal_plan(planner, first_step, _REASON)
 
-    def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
-        self.hold = hold_after(reports)
-        return Outcome(self.plan, ())  # nothing follows from a step any more
-
-    def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
-        return measured(reports, plan, timings)  # not what it would have cost otherwise
-
-    def equal_plan(self, first_step: int, reason: str) -> Plan:
-        return self.plan
-
-    def burden(self, step: int) -> None:
-        return None  # the workers' times are not known any more
-
-    def learnt(self) -> None:
-        return None
-
-    def restore(self, learnt: Learnt, former: IntArray) -> EstimatesRestored:
-        return EstimatesRestored(tuple((former >= 0).tolist()), "anew", self.plan.batch_size)
+    def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> tuple[()]:
+        """Return nothing: nothing follows from a step any more."""
+        took_s = max(report.compute_s for report in reports)
+        self.hold = num_together(READING_S, took_s, max(took_s, lasted_s(reports)))
+        return ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import final
@@ -11,7 +11,7 @@ from typing import final
 import numpy as np
 
 from .._types import Cluster, FloatArray, IntArray, StepTimings
-from ..events import EstimatesRestored, Event, Rebalanced, StepMeasured
+from ..events import EstimatesRestored, Event, Rebalanced
 from ..policies import Equal
 from ..policies._base import LEAST_SAVING_S, READING_S, errors_by_chance
 from ..prediction._affine_filter import AffineFilter
@@ -25,9 +25,8 @@ from ._base import AbstractPlanner, held, rejected
 from ._job import Job
 from ._learnt import BY_COST, Learnt
 from ._memory_caps import SizeCaps
-from ._plan import Outcome, Plan, PlanCosts, Readings, Report, Work, lasted_s
+from ._plan import Plan, PlanCosts, Readings, Report, Work, lasted_s
 from ._sample_costs import SampleCosts
-from ._whatif import SplitCosts, measured
 
 WORTH = 0.01  # of a step, which a new plan has to save
 _LEAST_STEPS = 32  # before features are judged
@@ -196,35 +195,29 @@ class CostPlanner(AbstractPlanner):
         reason = f"{_how(self._choice)}, from equal speeds on"
         self.plan = self._make_plan(0, 0, model, equal, reason)
 
-    def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
+    def observe(
+        self, reports: Sequence[Report], *, next_step: int, ask: bool = True
+    ) -> tuple[Event, ...]:
         """Return what follows from one step: mostly later, by ``catch_up``."""
-        events = [*self.catch_up(next_step=next_step).events, *self._cap(reports, next_step)]
+        events = (*self.catch_up(next_step=next_step), *self._cap(reports, next_step))
         if bad := rejected(reports):
-            return Outcome(self.plan, (*events, *bad))
+            return (*events, *bad)
         self._num_measured += 1
         if self._num_measured > 1:
             took_s = max(report.compute_s for report in reports if report.batch_size)
             if steps := self._readings.add(None, took_s, reports, wall_s=lasted_s(reports)):
                 self._put_off = partial(self._learn, steps)
-        found = [*self._hold(reports, next_step), *self._turned(next_step)]
-        return Outcome(self.plan, (*events, *found))
+        return (*events, *self._hold(reports, next_step), *self._turned(next_step))
 
     @property
     def hold(self) -> int:
         return self._readings.num_left
-
-    def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
-        known = self._estimator.model is not None
-        return measured(reports, plan, timings, costs=self._otherwise(reports) if known else None)
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
         """Return a plan of equal sizes by count, for good; where forwards have caps, by length."""
         equal = Equal().init(self._cluster).batch_size
         model = None if self._may_count(equal) else self._first_choice().model
         return self._make_plan(self.plan.epoch + 1, first_step, model, equal, reason)
-
-    def burden(self, step: int) -> None:
-        return None  # whether a rank helps is looked for where samples are counted
 
     def learnt(self) -> Learnt:
         world_size, known = self._job.world_size, self._estimator
@@ -395,24 +388,27 @@ class CostPlanner(AbstractPlanner):
             costs=costs,
         )
 
-    def _otherwise(self, reports: Sequence[Report]) -> SplitCosts:
+    def _otherwise(
+        self, reports: Sequence[Report], plan: Plan, timings: StepTimings
+    ) -> Mapping[str, float]:
         """Return what the step would have cost with other assignments of its samples.
 
         By the model, times what the step took over what the model says of it.
         """
         model = self._estimator.model
-        assert model is not None
+        if model is None:
+            return {}
         own, equal, counted = [_features(reports, name) for name in Work._fields]
         ran = np.array([report.batch_size > 0 for report in reports])
         took = max(report.compute_s for report in reports if report.batch_size)
         luck = took / max(float(model.seconds(own)[ran].max()), 1e-12)
         whole = own.sum(axis=0)
-        return SplitCosts(
-            equal_s=luck * float(model.seconds(equal).max()),
-            best_s=min(luck * model.level_s(whole), took),
-            speed_s=luck * float(model.seconds(counted).max()),
-            cost_s=luck * float(model.seconds(whole / self._job.world_size).max()),
-        )
+        return {
+            "equal_split_s": luck * float(model.seconds(equal).max()),
+            "best_split_s": min(luck * model.level_s(whole), took),
+            "speed_split_s": luck * float(model.seconds(counted).max()),
+            "cost_split_s": luck * float(model.seconds(whole / self._job.world_size).max()),
+        }
 
 
 def _features(reports: Sequence[Report], name: str) -> FloatArray:

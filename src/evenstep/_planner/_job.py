@@ -87,7 +87,7 @@ class Bounds:
                 f"Change one of the two, the global batch to "
                 f"{-(-global_batch_size // self.forward_size) * self.forward_size}, say.",
             )
-        least = self._least(world_size, smallest)
+        least = _each("min", smallest if self.min == "auto" else self.min, world_size)
         granule = _each("granularity", self.granularity, world_size)
         self._check_room(global_batch_size, least, granule, caps)
         return Cluster(
@@ -103,10 +103,6 @@ class Bounds:
         """The samples of every forward with ``vary="count"``."""
         assert isinstance(self.granularity, int)
         return self.granularity
-
-    def _least(self, world_size: int, smallest: int) -> IntArray:
-        """Return the smallest sizes."""
-        return _each("min", smallest if self.min == "auto" else self.min, world_size)
 
     def _check_room(
         self, total: int, least: IntArray, granule: IntArray, caps: IntArray | None
@@ -272,15 +268,16 @@ class Job:
         Args:
             caps: most samples that fit at once, ``(world_size,)``; None is no cap.
         """
-        if not self.cuts:
-            return self._most_of_larger(caps) if self.varies else None
-        return np.full(self.world_size, self.bounds.forward_size) if self._by_count else caps
-
-    def _most_of_larger(self, caps: IntArray | None) -> IntArray | None:
-        """Return the most samples of each worker in steps that are larger than the global batch."""
+        if self._by_count:
+            return np.full(self.world_size, self.bounds.forward_size)
+        if self.cuts:
+            return caps
+        if not self.varies:
+            return None
         if caps is None or self.caps() is not None:
             return caps
-        return np.where(caps < self.global_batch_size, caps, _NO_CAP)  # all of it fitted
+        # Of a step that is larger than the global batch, all of which has fitted.
+        return np.where(caps < self.global_batch_size, caps, _NO_CAP)
 
     @property
     def tail_granularity(self) -> int:

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -36,29 +35,24 @@ def places(before: Sequence[str], now: Sequence[str]) -> IntArray:
     return np.array(found, np.int64)
 
 
-def columns(state: Any, fresh: Any, former: IntArray) -> Any:
-    """Return ``fresh`` with the columns of ``state`` for the workers that are known.
+def columns(state: Any, fresh: Any, former: IntArray, *, axis: int = -1) -> Any:
+    """Return ``fresh`` with what ``state`` has of the workers that are known.
 
     Args:
-        state: nested dicts of arrays whose last axis is the workers of back then, and of numbers.
+        state: nested dicts and tuples of arrays, and of numbers.
         fresh: the same for the workers of now.
         former: where each worker was then, -1 for one that is new.
+        axis: along which the arrays have the workers.
     """
     if isinstance(fresh, dict):
-        return {name: columns(state[name], fresh[name], former) for name in fresh}
+        return {name: columns(state[name], fresh[name], former, axis=axis) for name in fresh}
+    if isinstance(fresh, tuple):
+        return tuple(columns(*pair, former, axis=axis) for pair in zip(state, fresh, strict=True))
     if not isinstance(fresh, np.ndarray):
         return state
-    known, taken = former >= 0, fresh.copy()
-    taken[..., known] = state[..., former[known]]
-    return taken
-
-
-def rows(state: Sequence[IntArray], fresh: Sequence[IntArray], former: IntArray) -> Any:
-    """Return the tuple ``fresh`` with the rows of ``state``: the same, along the first axis."""
-    known, taken = former >= 0, [array.copy() for array in fresh]
-    for array, old in zip(taken, state, strict=True):
-        array[known] = old[former[known]]
-    return tuple(taken)
+    known, taken = former >= 0, np.moveaxis(fresh.copy(), axis, 0)
+    taken[known] = np.moveaxis(state, axis, 0)[former[known]]
+    return np.moveaxis(taken, 0, axis)
 
 
 def check_learnt(learnt: Learnt, workers: Sequence[str]) -> None:
@@ -102,74 +96,29 @@ Known = tuple[AffineTime, FloatArray]
 """Every worker's time, and the relative noise of a step, ``(world_size,)``."""
 
 
-@dataclass(frozen=True, slots=True)
-class Start:
-    """How a policy begins where something is known already: the way, its first decision, a problem.
+def rehearse(policy: AbstractPolicy[Any], cluster: Cluster, known: Known) -> Decision[Any]:
+    r"""Return what a policy decides after being shown steps that were not run.
 
-    Whatever goes wrong with what is known ends in the next simpler way: ``"resumed"``,
-    ``"rehearsed"``, ``"anew"``. The problem is what was raised; None if nothing was.
-
-    Attributes:
-        policy: decides.
-        cluster: what it plans for.
-        check: raises unless sizes can be run.
+    Step $k$ takes $t_r(b_r) (1 \pm \nu_r)$ of worker $r$, with the sign changing from step to
+    step and from worker to worker, so that a policy which learns how noisy workers are is not
+    taught that they are exact. So any policy can start from the times of workers it has never
+    seen at these ranks, whatever its state looks like.
     """
-
-    policy: AbstractPolicy[Any]
-    cluster: Cluster
-    check: Callable[[Decision[Any]], None]
-
-    def resumed(
-        self, learnt: Learnt, known: Known | None
-    ) -> tuple[str, Decision[Any], Exception | None]:
-        """Return the decision that was in force, of the same policy on the same workers."""
-        decision = Decision(learnt["batch_size"], learnt["policy_state"], "as before the restart")
-        try:
-            self.check(decision)
-            if known is not None:  # a state it cannot use would stop it for good
-                after = self.policy.update(
-                    self.cluster, self._step(known, decision.batch_size), decision.state
-                )
-                self.check(after)
-        except Exception as error:  # bounds may be others now, and the state of any policy
-            how, decision, problem = self.rehearsed(known)
-            return how, decision, problem or error
-        return "resumed", decision, None
-
-    def rehearsed(self, known: Known | None) -> tuple[str, Decision[Any], Exception | None]:
-        r"""Return what the policy decides after being shown steps that were not run.
-
-        Step $k$ takes $t_r(b_r) (1 \pm \nu_r)$ of worker $r$, with the sign changing from step to
-        step and from worker to worker, so that a policy which learns how noisy workers are is not
-        taught that they are exact. So any policy can start from the times of workers it has never
-        seen at these ranks, whatever its state looks like.
-        """
-        problem: Exception | None = None
-        try:
-            if known is not None:
-                with np.errstate(all="raise", under="ignore"):  # what underflows is 0
-                    decision = self._rehearse(known)
-                self.check(decision)
-                return "rehearsed", decision, None
-        except Exception as error:  # a user's policy, and steps that never were
-            problem = error
-        return "anew", self.policy.init(self.cluster), problem
-
-    def _rehearse(self, known: Known) -> Decision[Any]:
-        decision, calm = self.policy.init(self.cluster), 0
+    decision, calm = policy.init(cluster), 0
+    with np.errstate(all="raise", under="ignore"):  # what underflows is 0
         for step in range(_SHOWN):
             sizes = decision.batch_size
-            timings = self._step(known, sizes, sign=(-1) ** step)
-            decision = self.policy.update(self.cluster, timings, decision.state)
+            timings = foreseen(known, sizes, sign=(-1) ** step)
+            decision = policy.update(cluster, timings, decision.state)
             calm = calm + 1 if np.array_equal(decision.batch_size, sizes) else 0
             if calm == _CALM:
                 break
-        return decision
+    return decision
 
-    def _step(self, known: Known, sizes: IntArray, *, sign: int = 0) -> StepTimings:
-        """Return the timings of a step that goes as foreseen, or off by the noise."""
-        times, noise = known
-        workers = np.arange(self.cluster.world_size)
-        off = sign * np.where(workers % 2, -1.0, 1.0) * np.minimum(noise, 0.5)
-        seconds = times.seconds(sizes) * (1 + off)
-        return StepTimings(sizes, seconds, data_s=np.zeros(len(workers)))
+
+def foreseen(known: Known, sizes: IntArray, *, sign: int = 0) -> StepTimings:
+    """Return the timings of a step that goes as foreseen, or off by the noise."""
+    times, noise = known
+    workers = np.arange(len(sizes))
+    off = sign * np.where(workers % 2, -1.0, 1.0) * np.minimum(noise, 0.5)
+    return StepTimings(sizes, times.seconds(sizes) * (1 + off), data_s=np.zeros(len(workers)))

@@ -11,12 +11,11 @@ from .._types import IntArray
 from ..events import Event, MemoryCapped, SizesHeld
 from ..timemodels._memory_model import UNSEEN, MemoryModel
 from ._job import Job
-from ._learnt import rows
+from ._learnt import columns
 from ._plan import Plan, Report
 from ._sample_costs import SampleCosts
 
 
-@final
 class KnownMemory:
     """What workers have reported of their memory: in samples, or in what ``Cost`` counts.
 
@@ -36,16 +35,12 @@ class KnownMemory:
         self.peaks = memory.init(world_size)
         self._limits = np.full(world_size, most)
 
-    def restore(self, peaks: Any, former: IntArray) -> bool:
+    def take_back(self, peaks: Any, former: IntArray) -> bool:
         """Take in peaks from before, of workers at other ranks; return whether there were any."""
-        self.peaks = rows(peaks, self._memory.init(len(self._limits)), former)
+        self.peaks = columns(peaks, self._memory.init(len(self._limits)), former, axis=0)
         return bool((self.peaks[0] > 0).any())
 
-    def forget(self) -> None:
-        """Take the peaks back, which will not come again perhaps."""
-        self.peaks = self._memory.init(len(self._limits))
-
-    def measured(self, reports: Sequence[Report], largest: IntArray) -> None:
+    def take_peaks(self, reports: Sequence[Report], largest: IntArray) -> None:
         """Take in the peaks of a step.
 
         Args:
@@ -55,7 +50,7 @@ class KnownMemory:
         peaks = np.array([report.peak_bytes for report in reports])
         self.peaks = self._memory.update(self.peaks, largest, peaks, capacity_of(reports))
 
-    def limited(self, reports: Sequence[Report]) -> bool:
+    def take_limits(self, reports: Sequence[Report]) -> bool:
         """Take in what workers found not to fit; return whether that is news."""
         if not any(report.limit for report in reports):
             return False
@@ -64,7 +59,7 @@ class KnownMemory:
         self._limits = np.minimum(self._limits, found)
         return self._limits.tolist() != known
 
-    def caps(self, given: IntArray, *, at_least: int = 0) -> IntArray:
+    def largest(self, given: IntArray, *, at_least: int = 0) -> IntArray:
         """Return the largest sizes, ``(world_size,)``.
 
         Args:
@@ -76,7 +71,7 @@ class KnownMemory:
         return caps
 
 
-class MemoryCaps:
+class MemoryCaps(KnownMemory):
     """The caps in force, which tighten and relax with what workers report of their memory.
 
     The smallest holds of three: the caps that were given, those modelled from the peaks of the
@@ -96,26 +91,21 @@ class MemoryCaps:
     """
 
     def __init__(self, job: Job, memory: MemoryModel) -> None:
+        super().__init__(job.world_size, memory, job.global_batch_size)
         self._job = job
-        self._known = KnownMemory(job.world_size, memory, job.global_batch_size)
         self.caps = job.caps()
         self.cluster = job.cluster(self.caps)
         self.overfull = False
 
-    @property
-    def peaks(self) -> Any:
-        """What the steps so far have taught about memory, for ``restore``."""
-        return self._known.peaks
-
     def restore(self, peaks: Any, former: IntArray) -> None:
         """Hold the sizes to peaks that are known from before, of workers at other ranks perhaps."""
-        if not self._known.restore(peaks, former):
+        if not self.take_back(peaks, former):
             return
         caps = self._modelled_caps()
         try:
             self.cluster = self._job.cluster(caps)
         except ValueError:  # of peaks that will not come again, perhaps: measured anew
-            self._known.forget()
+            self.peaks = self._memory.init(len(caps))
         else:
             self.caps = caps
 
@@ -126,12 +116,12 @@ class MemoryCaps:
         reported = np.array([report.largest_forward for report in reports])
         sizes = np.array([report.batch_size for report in reports])
         ran = np.where(reported > 0, reported, self._largest(plan, sizes))
-        self._known.measured(reports, ran)
+        self.take_peaks(reports, ran)
         return self._tighten(reports)
 
     def limited(self, reports: Sequence[Report]) -> list[Event]:
         """Take in what workers found not to fit."""
-        return self._tighten(reports) if self._known.limited(reports) else []
+        return self._tighten(reports) if self.take_limits(reports) else []
 
     def is_outgrown_by(self, plan: Plan) -> bool:
         """Return whether ``plan`` exceeds what is known to fit."""
@@ -151,7 +141,7 @@ class MemoryCaps:
         """Return the largest sizes, by what was given and by the peaks."""
         given = self._job.caps()
         total = np.full(self._job.world_size, self._job.global_batch_size)
-        return self._known.caps(total if given is None else given)
+        return self.largest(total if given is None else given)
 
     def _tighten(self, reports: Sequence[Report]) -> list[Event]:
         """Plan within what is known to fit, or let nothing grow if that is too little for all."""
@@ -198,7 +188,7 @@ _RISE = 1.25  # times a cap, from which on a larger one takes its place
 
 
 @final
-class SizeCaps:
+class SizeCaps(KnownMemory):
     """The most that one forward of every rank may have of what ``Cost(max_size=...)`` counts.
 
     That is the sum of the lengths or, where they are padded, the longest times their number. The
@@ -217,8 +207,8 @@ class SizeCaps:
     """
 
     def __init__(self, world_size: int, costs: SampleCosts, memory: MemoryModel) -> None:
+        super().__init__(world_size, memory, UNSEEN)
         self._costs = costs
-        self._known = KnownMemory(world_size, memory, UNSEEN)
         self._given = np.full(world_size, costs.cost.max_size or UNSEEN)
         self._caps = self._given
         self._mean = 1  # size of a sample, the largest of a step so far
@@ -234,14 +224,9 @@ class SizeCaps:
             return None
         return self._caps if self._costs.is_known else np.maximum(self._caps // self._mean, 1)
 
-    @property
-    def peaks(self) -> Any:
-        """What the steps so far have taught about memory, for ``restore``."""
-        return self._known.peaks
-
     def restore(self, peaks: Any, former: IntArray) -> None:
         """Take in peaks of forwards of the same data, of workers at other ranks perhaps."""
-        if self._known.restore(peaks, former):
+        if self.take_back(peaks, former):
             self._caps = self._modelled()
 
     def observe(self, reports: Sequence[Report]) -> list[Event]:
@@ -252,10 +237,9 @@ class SizeCaps:
         works = [report.work.own for report in reports if report.work is not None]
         num, size = [sum(own[at] for own in works) for at in (0, 1)]
         self._mean = max(self._mean, -(-size // max(num, 1)))
-        is_new = self._known.limited(reports)
+        is_new = self.take_limits(reports)
         if reports_peaks(reports):
-            largest = np.array([report.largest_forward for report in reports])
-            self._known.measured(reports, largest)
+            self.take_peaks(reports, np.array([report.largest_forward for report in reports]))
         elif not is_new:
             return []
         modelled, before = self._modelled(), self._caps
@@ -272,4 +256,4 @@ class SizeCaps:
 
     def _modelled(self) -> IntArray:
         longest = int(self._costs.most[1]) if self._costs.is_known else 0
-        return self._known.caps(self._given, at_least=longest)
+        return self.largest(self._given, at_least=longest)

@@ -12,10 +12,8 @@ from typing import Generic, NamedTuple, TypeVar, final
 import numpy as np
 
 from .._types import Cluster, IntArray, Resources, StepTimings
-from ..events import Event
 from ..solve import WorkerCosts
 from ..solve._allocate import apportion, cut
-from ._job import Job
 
 LONG_STEP = 1 / 3
 """Of a reading's seconds: such a step is one by itself."""
@@ -328,61 +326,6 @@ class Plan:
         if self.granularity is None:
             return 1
         return self.granularity[0] if len(set(self.granularity)) == 1 else None
-
-
-@dataclass(frozen=True, slots=True)
-class Outcome:
-    """What followed from one step.
-
-    Attributes:
-        plan: what holds from now on; the very same object if nothing changed.
-        events: the facts, in order.
-    """
-
-    plan: Plan
-    events: tuple[Event, ...]
-
-
-def make_plan(
-    job: Job,
-    batch_size: IntArray,
-    *,
-    epoch: int,
-    first_step: int,
-    cluster: Cluster,
-    caps: IntArray | None,
-    reason: str,
-) -> Plan:
-    """Return the plan of these sizes.
-
-    Args:
-        job: what is planned for.
-        batch_size: local batch sizes of a full step, ``(world_size,)``.
-        epoch: number of the plan.
-        first_step: first step that uses it.
-        cluster: what the sizes were decided for.
-        caps: most samples of a rank, or of its forwards, ``(world_size,)``; None is no cap.
-        reason: why, in words.
-    """
-    tail = None
-    if job.tail_size:
-        tail = split_tail(
-            batch_size,
-            job.tail_size,
-            None if job.cuts else caps,
-            smallest=job.tail_smallest,
-            granularity=job.tail_granularity,
-        )
-    max_forward = job.max_forward(caps)
-    return Plan(
-        epoch=epoch,
-        first_step=first_step,
-        batch_size=tuple(batch_size.tolist()),
-        tail=None if tail is None else tuple(tail.tolist()),
-        max_forward=None if max_forward is None else tuple(max_forward.tolist()),
-        granularity=tuple(cluster.granularity.tolist()) if job.cuts else None,
-        reason=reason,
-    )
 
 
 def split_tail(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any, final
@@ -16,7 +16,6 @@ from ..events import (
     Event,
     PolicyFailed,
     Rebalanced,
-    StepMeasured,
     WorkerUnhelpful,
 )
 from ..policies import AbstractPolicy, Equal
@@ -24,17 +23,20 @@ from ..policies._base import check_decision
 from ..timemodels._memory_model import MemoryModel
 from ._base import AbstractPlanner, ClaimSwitch, UserMistake, blaming, held, in_words, rejected
 from ._job import Job
-from ._learnt import BY_COST, Learnt, Start, columns
+from ._learnt import BY_COST, Known, Learnt, columns, foreseen, rehearse
 from ._memory_caps import MemoryCaps
-from ._plan import Outcome, Plan, Reading, Readings, Report, apart, lasted_s, make_plan, timings_of
-from ._whatif import SplitCosts, WhatIf, measured
+from ._plan import Plan, Reading, Readings, Report, apart, lasted_s, split_tail, timings_of
+from ._whatif import WhatIf
 
 _WEIGHT = 0.1  # of the newest step, in what a sample usually takes
 
 
-@final
-class UnevenSteps:
-    r"""Brings the times of steps that differ in their samples to the planned sizes.
+def as_planned(
+    reports: Sequence[Report], sizes: Sequence[int], usual: FloatArray | None
+) -> tuple[Sequence[Report], FloatArray | None]:
+    r"""Return the reports of a step at the planned ``sizes``, and what samples usually take now.
+
+    For steps that differ in their samples. No reports at all where the step says too little.
 
     Where rank $r$ took $t_r$ for $n_r$ samples, and $b_r$ are planned, the policy is shown $b_r$
     samples in $b_r t_r / (n_r h)$ seconds. $h$ is how heavy the samples of this step were: the
@@ -45,42 +47,31 @@ class UnevenSteps:
     Right where a step takes about as long as its samples: fixed costs are seen as a part of what
     samples cost. In small steps that is most of it, so those of less than a quarter of the planned
     samples are left out; and those in which a rank has none.
+
+    Args:
+        reports: one from each rank, in order, that can be planned by.
+        sizes: as planned for the step, ``(world_size,)``.
+        usual: the logarithm of the seconds that a sample usually takes, ``(world_size,)``; None
+            before the first such step.
     """
-
-    def __init__(self) -> None:
-        self._usual: FloatArray | None = None  # log of a sample's seconds, ``(world_size,)``
-
-    def show(
-        self, reports: Sequence[Report], sizes: Sequence[int], *, learn: bool
-    ) -> Sequence[Report]:
-        """Return the reports of a step at the planned ``sizes``.
-
-        None at all where the step says too little.
-
-        Args:
-            reports: one from each rank, in order, that can be planned by.
-            sizes: as planned for the step, ``(world_size,)``.
-            learn: whether the step says what samples usually take; one that warms up does not.
-        """
-        counts = np.array([report.batch_size for report in reports])
-        planned = np.array(sizes)
-        ran = planned > 0
-        if ((counts > 0) != ran).any() or 4 * counts.sum() < planned.sum():
-            return ()
-        took_s = np.array([report.compute_s for report in reports])
-        each = np.log(np.where(ran, took_s / np.maximum(counts, 1), np.nan))
-        usual = each if self._usual is None else np.where(np.isnan(self._usual), each, self._usual)
-        heavy = float(np.nanmedian(each - usual))
-        if learn:
-            self._usual = np.where(ran, usual + _WEIGHT * (each - usual), usual)
-        as_planned_s = planned * np.exp(each - heavy)
-        total = int(planned.sum())
-        return [
-            report._replace(
-                batch_size=size, global_num_samples=total, compute_s=float(seconds) if size else 0.0
-            )
-            for report, size, seconds in zip(reports, sizes, as_planned_s, strict=True)
-        ]
+    counts = np.array([report.batch_size for report in reports])
+    planned = np.array(sizes)
+    ran = planned > 0
+    if ((counts > 0) != ran).any() or 4 * counts.sum() < planned.sum():
+        return (), usual
+    took_s = np.array([report.compute_s for report in reports])
+    each = np.log(np.where(ran, took_s / np.maximum(counts, 1), np.nan))
+    usual = each if usual is None else np.where(np.isnan(usual), each, usual)
+    heavy = float(np.nanmedian(each - usual))
+    as_planned_s = planned * np.exp(each - heavy)
+    total = int(planned.sum())
+    shown = [
+        report._replace(
+            batch_size=size, global_num_samples=total, compute_s=float(seconds) if size else 0.0
+        )
+        for report, size, seconds in zip(reports, sizes, as_planned_s, strict=True)
+    ]
+    return shown, np.where(ran, usual + _WEIGHT * (each - usual), usual)
 
 
 @final
@@ -90,7 +81,7 @@ class Planner(AbstractPlanner):
     - The first step of a run warms up (allocators, kernels, buckets): the policy may guess sizes
       by it, but does not learn from it. The short last step of an epoch, which has a batch of its
       own, is not shown to it. Where any step may have a size of its own, it is shown as if it had
-      the planned one (``UnevenSteps``).
+      the planned one (``as_planned``).
     - A report that cannot be (NaN, zero, negative, infinite) is named in an event and its step
       left out; it never spreads into a plan.
     - A user's policy that raises, or whose sizes break the bounds, is named in an event, and the
@@ -136,7 +127,8 @@ class Planner(AbstractPlanner):
         self._num_measured = 0
         self._readings = Readings[Callable[[], StepTimings]](policy.reading_s)
         self._held = False  # because a worker asked for it
-        self._uneven: UnevenSteps | None = None  # from the first such step on
+        self._is_uneven = False  # from the first such step on
+        self._usual: FloatArray | None = None  # for `as_planned`
         self._shown: dict[int, Sequence[Report]] = {}  # as the policy saw them, until accounted for
         decision = policy.init(self._caps.cluster)
         self._check(decision)
@@ -144,8 +136,10 @@ class Planner(AbstractPlanner):
         self.plan = self._make_plan(0, 0, decision)
         self._has_claims = self.plan.first is not None  # as the newest event says
 
-    def observe(self, reports: Sequence[Report], *, next_step: int, ask: bool = True) -> Outcome:
-        caught_up = self.catch_up(next_step=next_step, ask=ask).events
+    def observe(
+        self, reports: Sequence[Report], *, next_step: int, ask: bool = True
+    ) -> tuple[Event, ...]:
+        caught_up = self.catch_up(next_step=next_step, ask=ask)
         step = reports[0].step
         bad = rejected(reports)
         capped = self._caps.limited(reports)
@@ -166,9 +160,11 @@ class Planner(AbstractPlanner):
                     guess = self._guess
                     events += self._decide(step, first, next_step=next_step, ask=ask, by=guess)
         events += self._follow_switch(step, next_step)
-        return Outcome(self.plan, tuple(events))
+        return tuple(events)
 
-    def observe_timings(self, step: int, timings: StepTimings, *, next_step: int) -> Outcome:
+    def observe_timings(
+        self, step: int, timings: StepTimings, *, next_step: int
+    ) -> tuple[Event, ...]:
         """Return the same for a full step whose times come as arrays, with no word on memory.
 
         For a simulation of thousands of workers, where a report each would take longer than the
@@ -179,47 +175,47 @@ class Planner(AbstractPlanner):
             timings: of all workers.
             next_step: the first step that can still use a new plan.
         """
-        events = list(self.catch_up(next_step=next_step).events)
+        events = list(self.catch_up(next_step=next_step))
         ran = timings.batch_size > 0
         key, took_s = timings.batch_size.tobytes(), float(timings.compute_s[ran].max())
         reading = self._add(self._is_full(timings), key, took_s, lambda: timings)
         if reading is not None:
             waits = not self._is_level(reading, lambda: timings.apart)
             events += self._show(step, reading, next_step, ask=True, waits=waits)
-        return Outcome(self.plan, tuple(events))
+        return tuple(events)
 
     @property
     def hold(self) -> int:
         return 1 if self.claims is not None else self._readings.num_left
 
-    def _account(self, reports: Sequence[Report], plan: Plan, timings: StepTimings) -> StepMeasured:
-        costs, seen = None, timings
-        if self._uneven is not None:
+    def _otherwise(
+        self, reports: Sequence[Report], plan: Plan, timings: StepTimings
+    ) -> Mapping[str, float]:
+        seen = timings
+        if self._is_uneven:
             if not (shown := self._shown.pop(reports[0].step, ())):
-                return measured(reports, plan, timings)
+                return {}
             seen = timings_of(shown)
         warm, is_full = self._num_measured > self._warm_up_steps, self._is_full(seen)
         claimed = plan.first is not None
         if warm:
             self._what_if.observe(seen, is_tail=not is_full, claimed=claimed)
-        if is_full:
-            if self.claims is not None and warm:
-                self.claims.observe(seen, claimed=claimed)
-            costs = self._what_if.costs(self._caps.cluster, seen)
-        if costs is not None and seen is not timings:
+        if is_full and warm and self.claims is not None:
+            self.claims.observe(seen, claimed=claimed)
+        costs = self._what_if.costs(self._caps.cluster, seen) if is_full else None
+        if costs is None:
+            return {}
+        share = 1.0
+        if seen is not timings:
             share = float(timings.compute_s.max() / seen.compute_s.max())
-            costs = SplitCosts(costs.equal_s * share, costs.best_s * share)
-        return measured(reports, plan, timings, costs=costs)
+        return {"equal_split_s": costs[0] * share, "best_split_s": costs[1] * share}
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
         equal = replace(Equal().init(self._caps.cluster), reason=reason)
         return replace(self._make_plan(self.plan.epoch + 1, first_step, equal), first=None)
 
     def burden(self, step: int) -> WorkerUnhelpful | None:
-        found = self._what_if.burden(self._caps.cluster)
-        if found is None:
-            return None
-        return WorkerUnhelpful(step, found.rank, found.with_s, found.without_s)
+        return self._what_if.burden(step, self._caps.cluster)
 
     def learnt(self) -> Learnt:
         return {
@@ -253,26 +249,57 @@ class Planner(AbstractPlanner):
         if num_before == world_size and learnt["policy"] != BY_COST:  # whose peaks are of tokens
             self._caps.restore(learnt["memory"], former)
         same = num_before == world_size and bool((former == np.arange(world_size)).all())
-        known, start = self._what_if.known(), Start(self._policy, self._caps.cluster, self._check)
+        known = self._what_if.known()
         asked = learnt["policy"], learnt["global_batch_size"]
         same &= asked == (repr(self._policy), self._job.global_batch_size)
-        begun = start.resumed(learnt, known) if same else start.rehearsed(known)
-        how, decision, error = begun
+        how, decision, error = self._resumed(learnt, known) if same else self._rehearsed(known)
         problem = "" if error is None else in_words(error)
         self._adopt(decision)
         self.plan = self._make_plan(0, 0, decision)
         return EstimatesRestored(tuple((former >= 0).tolist()), how, self.plan.batch_size, problem)
 
+    def _resumed(
+        self, learnt: Learnt, known: Known | None
+    ) -> tuple[str, Decision[Any], Exception | None]:
+        """Return how it begins, its first decision, and what was raised on the way, if anything.
+
+        Whatever goes wrong with what is known ends in the next simpler way: ``"resumed"`` with the
+        decision that was in force, ``"rehearsed"``, ``"anew"``.
+        """
+        decision = Decision(learnt["batch_size"], learnt["policy_state"], "as before the restart")
+        try:
+            self._check(decision)
+            if known is not None:  # a state it cannot use would stop it for good
+                step = foreseen(known, decision.batch_size)
+                self._check(self._policy.update(self._caps.cluster, step, decision.state))
+        except Exception as error:  # bounds may be others now, and the state of any policy
+            how, decision, problem = self._rehearsed(known)
+            return how, decision, problem or error
+        return "resumed", decision, None
+
+    def _rehearsed(self, known: Known | None) -> tuple[str, Decision[Any], Exception | None]:
+        """Return the same for a policy that was not in force on these workers."""
+        problem: Exception | None = None
+        try:
+            if known is not None:
+                decision = rehearse(self._policy, self._caps.cluster, known)
+                self._check(decision)
+                return "rehearsed", decision, None
+        except Exception as error:  # a user's policy, and steps that never were
+            problem = error
+        return "anew", self._policy.init(self._caps.cluster), problem
+
     def _as_planned(self, reports: Sequence[Report]) -> Sequence[Report]:
         """Return what the policy is shown of a step; nothing if that step teaches it nothing."""
         step, num_samples = reports[0].step, reports[0].global_num_samples
-        if self._uneven is None and num_samples == self._job.global_batch_size:
+        if not self._is_uneven and num_samples == self._job.global_batch_size:
             return reports
-        self._uneven = self._uneven or UnevenSteps()
+        self._is_uneven = True
         if step < self.plan.first_step:  # it ran under the plan before, perhaps
             return ()
-        learn = self._num_measured >= self._warm_up_steps
-        shown = self._uneven.show(reports, self.plan.batch_size, learn=learn)
+        shown, usual = as_planned(reports, self.plan.batch_size, self._usual)
+        if self._num_measured >= self._warm_up_steps:  # else it says nothing of usual times
+            self._usual = usual
         self._shown[step] = shown
         return shown
 
@@ -399,13 +426,24 @@ class Planner(AbstractPlanner):
         return int(timings.batch_size.sum()) == self._job.global_batch_size
 
     def _make_plan(self, epoch: int, first_step: int, decision: Decision[Any]) -> Plan:
-        plan = make_plan(
-            self._job,
-            decision.batch_size,
-            epoch=epoch,
-            first_step=first_step,
-            cluster=self._caps.cluster,
-            caps=self._caps.caps,
+        """Return the plan of the sizes that were decided on."""
+        job, caps, tail = self._job, self._caps.caps, None
+        if job.tail_size:
+            tail = split_tail(
+                decision.batch_size,
+                job.tail_size,
+                None if job.cuts else caps,
+                smallest=job.tail_smallest,
+                granularity=job.tail_granularity,
+            )
+        max_forward = job.max_forward(caps)
+        plan = Plan(
+            epoch,
+            first_step,
+            tuple(decision.batch_size.tolist()),
+            tail=None if tail is None else tuple(tail.tolist()),
+            max_forward=None if max_forward is None else tuple(max_forward.tolist()),
+            granularity=tuple(self._caps.cluster.granularity.tolist()) if job.cuts else None,
             reason=str(decision.reason),
         )
         return plan if self.claims is None else self.claims.marked(plan)

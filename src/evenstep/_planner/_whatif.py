@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from .._types import Cluster, FloatArray, IntArray, StepTimings
-from ..events import StepMeasured
+from .._types import Cluster, FloatArray, StepTimings
+from ..events import StepMeasured, WorkerUnhelpful
 from ..policies._base import READING_S
 from ..prediction._affine_filter import AffineFilter
 from ..solve._allocate import allocate, apportion, makespan_s
@@ -20,46 +20,8 @@ _WORTH_A_WORD = 0.02
 _FITS = 8  # for which the splits of one count: with 256 ranks they take a fifth of rank 0's time
 
 
-@dataclass(frozen=True, slots=True)
-class SplitCosts:
-    """Seconds of computing for the slowest worker under other splits of the same step.
-
-    Attributes:
-        equal_s: the equal split, as far as the bounds allow one.
-        best_s: the best split.
-        speed_s: by the ranks' speeds alone, where samples are assigned by cost; else None.
-        cost_s: by the samples' costs alone; likewise.
-    """
-
-    equal_s: float
-    best_s: float
-    speed_s: float | None = None
-    cost_s: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class Burden:
-    """A worker without which the others would be faster.
-
-    Attributes:
-        rank: which one.
-        with_s: the best split's step with it.
-        without_s: the best split's step of those that help.
-    """
-
-    rank: int
-    with_s: float
-    without_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class _Splits:
-    """What a fit says of the equal split and of the best, each ``(world_size,)``."""
-
-    cluster: Cluster
-    times: AffineTime
-    equal_s: FloatArray
-    best_s: FloatArray
+_Splits = tuple[Cluster, AffineTime, FloatArray, FloatArray]
+"""A cluster, a fit, and what that says of the equal split and of the best, ``(world_size,)``."""
 
 
 class WhatIf:
@@ -121,8 +83,10 @@ class WhatIf:
         if self._num_fits <= 2 * _FITS or self._num_fits % _FITS == 0:
             self._splits = None
 
-    def costs(self, cluster: Cluster, timings: StepTimings) -> SplitCosts | None:
-        r"""Return what a step would have cost split otherwise; None until all are measured.
+    def costs(self, cluster: Cluster, timings: StepTimings) -> tuple[float, float] | None:
+        r"""Return what a step would have cost with the equal split, and with the best.
+
+        Seconds of the slowest worker; None until all are measured.
 
         $\max_r \tau_r \, t_r(b'_r) / t_r(b_r)$, with $\tau_r$ what was measured and $t_r$ the fit:
         whatever befell a worker in this step would have befallen it at any size.
@@ -134,26 +98,24 @@ class WhatIf:
         splits = self._splits_of(cluster)
         if splits is None:
             return None
+        _, times, equal_s, best_s = splits
         ran = timings.batch_size > 0
-        fitted_s = np.where(ran, splits.times.seconds(timings.batch_size), 1.0)
+        fitted_s = np.where(ran, times.seconds(timings.batch_size), 1.0)
         luck = np.where(ran, timings.compute_s, 1.0) / np.maximum(fitted_s, 1e-12)
-        return SplitCosts(
-            equal_s=float((luck * splits.equal_s).max()),
-            best_s=float((luck * splits.best_s).max()),
-        )
+        return float((luck * equal_s).max()), float((luck * best_s).max())
 
     def _splits_of(self, cluster: Cluster) -> _Splits | None:
         """Return the splits to compare with: of the newest fit or, later, of one shortly before."""
-        if self._splits is None or self._splits.cluster is not cluster:
+        if self._splits is None or self._splits[0] is not cluster:
             times = self._filter.times(self._state)
             if times is None:
                 return None
             equal = apportion(np.ones(cluster.world_size), cluster)
             best = allocate(times, cluster)
-            self._splits = _Splits(cluster, times, times.seconds(equal), times.seconds(best))
+            self._splits = cluster, times, times.seconds(equal), times.seconds(best)
         return self._splits
 
-    def burden(self, cluster: Cluster) -> Burden | None:
+    def burden(self, step: int, cluster: Cluster) -> WorkerUnhelpful | None:
         """Return the worker that costs more than it brings; None if there is none.
 
         It needs longer for the fewest samples it can have than the others need for all; of several
@@ -163,6 +125,7 @@ class WhatIf:
         would otherwise look as if one of them were enough, where noise hides that cost.
 
         Args:
+            step: the newest one, for the fact.
             cluster: what is planned for.
         """
         times = self._filter.times(self._state)
@@ -171,27 +134,22 @@ class WhatIf:
         free = replace(cluster, min_batch_size=np.zeros_like(cluster.min_batch_size))
         # The solver itself leaves out who does not help.
         best = allocate(times, free)
-        with_s, without_s = makespan_s(times, allocate(times, cluster)), _busy_s(times, best)
+        with_s, best_s = makespan_s(times, allocate(times, cluster)), times.seconds(best)
         more = np.maximum(best - self._state["batch_size"], 0)
         error_s = times.slope_s * self._filter.slope_uncertainty(self._state) * more
-        surely_s = float((times.seconds(best) + 2 * error_s)[best > 0].max())
+        surely_s = float((best_s + 2 * error_s)[best > 0].max())
         if best.all() or surely_s > (1 - _WORTH_A_WORD) * with_s:
             return None
         idle_s = np.where(best == 0, times.seconds(np.maximum(cluster.min_batch_size, 1)), 0.0)
-        return Burden(int(np.argmax(idle_s)), with_s, without_s)
-
-
-def _busy_s(times: AffineTime, batch_size: IntArray) -> float:
-    """Return the time of the slowest worker that has samples."""
-    return float(times.seconds(batch_size)[batch_size > 0].max())
+        without_s = float(best_s[best > 0].max())
+        return WorkerUnhelpful(step, int(np.argmax(idle_s)), with_s, without_s)
 
 
 def measured(
     reports: Sequence[Report],
     plan: Plan,
     timings: StepTimings,
-    *,
-    costs: SplitCosts | None = None,
+    costs: Mapping[str, float],
 ) -> StepMeasured:
     """Return what a step cost.
 
@@ -199,7 +157,7 @@ def measured(
         reports: one from each rank, in order, all about the same step.
         plan: the one it ran under.
         timings: what they say.
-        costs: what other splits would have cost, if that is known.
+        costs: what other splits would have cost, as far as that is known, by field of the fact.
     """
     compute_s = np.where(timings.batch_size > 0, timings.compute_s, 0.0)
     makespan_s = float(compute_s.max())
@@ -213,9 +171,9 @@ def measured(
         idle_s=tuple(idle_s.tolist()),
         makespan_s=makespan_s,
         idle_share=float(idle_s.sum() / (len(reports) * makespan_s)),
-        equal_split_s=costs.equal_s if costs else None,
-        best_split_s=costs.best_s if costs else None,
+        equal_split_s=costs.get("equal_split_s"),
+        best_split_s=costs.get("best_split_s"),
         wall_s=reports[0].wall_s,
-        speed_split_s=costs.speed_s if costs else None,
-        cost_split_s=costs.cost_s if costs else None,
+        speed_split_s=costs.get("speed_split_s"),
+        cost_split_s=costs.get("cost_split_s"),
     )

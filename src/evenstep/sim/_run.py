@@ -418,7 +418,7 @@ class PolicyDecider:
         assert self._planner is not None
         ran_under = self._planner.plan
         timings = StepTimings(batch_size, compute_s, np.zeros(len(batch_size)))
-        for event in self._planner.observe_timings(step, timings, next_step=step + 1).events:
+        for event in self._planner.observe_timings(step, timings, next_step=step + 1):
             if isinstance(event, PolicyFailed):
                 raise invalid(
                     "sim.run(policy=...)",

@@ -285,7 +285,7 @@ class Session:
         """
         if self.exchange is None or self._cuts is None or self._closed:
             return False
-        self.exchange.stop.ask()
+        self.exchange.ask_to_stop()
         return True
 
     @property

@@ -333,10 +333,10 @@ def drained(rank: int) -> tuple[int, bool]:
             step += 1
             if rank == 0 and step == 3:
                 os.kill(pids[2], signal.SIGTERM)
-                stop, until_s = balancer._session.exchange.stop, monotonic() + 10.0
-                while not stop.asked and monotonic() < until_s:
+                answers, until_s = balancer._session.exchange._answers, monotonic() + 10.0
+                while not answers.stop_asked and monotonic() < until_s:
                     sleep(0.01)
-                heard = stop.asked
+                heard = answers.stop_asked
             if drain.requested:
                 break
     return step, heard
