@@ -170,6 +170,11 @@ class Timeline:
         """Number of marks in the step under way."""
         return len(self._cuts)
 
+    @property
+    def phase(self) -> Phase:
+        """The phase under way, by the newest mark."""
+        return self._cuts[-1][1] if self._cuts else Phase.REST
+
     def drop(self) -> None:
         """Leave out the step under way, with all that it has until the next one begins."""
         self._step, self._cuts = -1, []

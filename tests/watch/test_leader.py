@@ -3,7 +3,9 @@
 import io
 import json
 import re
+import sys
 import threading
+import types
 
 import numpy as np
 import pytest
@@ -342,3 +344,44 @@ class Gone:
 
     def set(self, key, value):
         raise ConnectionError("Broken pipe")
+
+
+def test_a_step_that_lasts_is_said_while_it_lasts(tmp_path):
+    """Once, and again when it has lasted twice as long; the launcher has it if it never ends."""
+    run = Run(WatchSettings(5.0, "", str(tmp_path)))
+    run.tell(range(60))
+    for lasted_s in (5.0, 10.0, 15.0, 19.0, 20.0):
+        for rank, phase in enumerate((Phase.REDUCTION, Phase.INPUT)):
+            host = ("ann", "bob")[rank]
+            run.leader.take(
+                rank, RankReport((), host=host, step=60, phase=phase, lasted_s=lasted_s)
+            )
+        run.leader.work()
+    lines = run.stream.getvalue().splitlines()
+
+    assert [line[:45] for line in lines] == [
+        "evenstep watch: step 60 has lasted 10 s, and ",
+        "evenstep watch: step 60 has lasted 20 s, and ",
+    ]
+    assert "rank 1 (bob) is waiting for input, and others wait" in lines[0]
+    assert "step 60 has lasted 20 s" in (tmp_path / "summary.txt").read_text("utf-8")
+
+
+def test_steps_of_a_few_milliseconds_are_mostly_exchange(tmp_path):
+    """Healthy ones: no cause, and nothing to mend."""
+    run = Run(WatchSettings(0.0, "", ""))
+    run.tell(range(200), times=((2_000, 1_500), (2_000, 1_500)))
+    run.leader.end("DDP", (), own_s=0.0)
+    said = run.stream.getvalue()
+
+    assert "as in most steps of 3.5 ms: an exchange takes some milliseconds by itself." in said
+    assert "because of" not in said
+
+
+def test_deepspeed_is_named_where_it_trains(monkeypatch):
+    """Its engine is neither DDP nor FSDP."""
+    monkeypatch.setitem(sys.modules, "deepspeed", types.ModuleType("deepspeed"))
+    run = Run(WatchSettings(0.0, "", ""))
+    run.leader.end("", (), own_s=0.0)
+
+    assert "DeepSpeed's engine is not watched" in run.stream.getvalue()

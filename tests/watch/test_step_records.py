@@ -62,7 +62,7 @@ def test_what_is_told_survives_the_way():
     assert sender.num_bytes < 10 * 100 + 200
 
 
-@pytest.mark.parametrize("damage", [b"", b"\x07" * 60, encode([3, [], None])])
+@pytest.mark.parametrize("damage", [b"", b"\x07" * 60, encode([4, [], None])])
 def test_other_bytes_are_refused(damage):
     """A key of another version, or of something else, is an error and no record."""
     store = DictStore()

@@ -20,10 +20,13 @@ from .._diagnosis import Cause, Diagnoser, HostClues, Phase, accounted
 from .._telemetry import JsonLines, versions_here
 from ..events import Event, RunEnded, RunStarted, StepMeasured, WaitingDiagnosed
 from ._advice_text import advice_notes
+from ._long_steps import long_steps, under_way, usual_s
 from ._start_watch import SUMMARY, WatchSettings
 from ._step_records import RankMail, RankMerger, RankReport, Row, StepRecord, grouped, joined
 from ._watched_run import CallSite
 
+_SHORT_S = 0.01
+_LEAST_LOST = 0.005  # of the time: less is 0 % in words
 _WORDS = {
     Cause.SLOW_WORKER: "compute",
     Cause.THROTTLING: "throttling",
@@ -52,6 +55,11 @@ def sentence(diagnosis: WaitingDiagnosed, hosts: Sequence[str]) -> str:
     if not diagnosis.num_steps:
         return f"{diagnosis.no_verdict}."
     waiting = f"{100 * diagnosis.waiting_share:.0f} % of the time is waiting"
+    if diagnosis.causes and _is_short(diagnosis):
+        return (
+            f"{waiting}, as in most steps of {1000 * diagnosis.step_s:.2g} ms: an exchange takes "
+            "some milliseconds by itself."
+        )
     if not diagnosis.causes:
         return f"{waiting}: {diagnosis.no_verdict}." if diagnosis.no_verdict else f"{waiting}."
     both = zip(diagnosis.causes, diagnosis.ranks, strict=True)
@@ -59,33 +67,53 @@ def sentence(diagnosis: WaitingDiagnosed, hosts: Sequence[str]) -> str:
     return f"{waiting}, {'; '.join(reasons[:3])}."
 
 
+def _is_short(diagnosis: WaitingDiagnosed) -> bool:
+    """Return whether steps are too short to say more than that ranks exchange something."""
+    return diagnosis.step_s < _SHORT_S and diagnosis.causes[0] == Cause.NETWORK
+
+
 def _because(cause: str, rank: int, hosts: Sequence[str]) -> str:
     reason = f"because of {_WORDS[Cause(cause)]}"
     return reason if rank < 0 else f"for {who(rank, hosts)}, {reason}"
 
 
-def summary(diagnosis: WaitingDiagnosed, hosts: Sequence[str], notes: Sequence[str] = ()) -> str:
+def summary(
+    diagnosis: WaitingDiagnosed,
+    hosts: Sequence[str],
+    notes: Sequence[str] = (),
+    *,
+    long: Sequence[str] = (),
+) -> str:
     """Return what is said at the end, as lines.
 
     Args:
         diagnosis: of the whole run.
         hosts: of the ranks.
         notes: more lines, such as what to change.
+        long: sentences on single long steps, which means hide.
     """
     lines = [sentence(diagnosis, hosts)]
     if diagnosis.num_steps:
         lines[0] = f"{diagnosis.num_steps} steps, {diagnosis.step_s:.3g} s each: {lines[0]}"
+    lines += long
+    is_short = bool(diagnosis.causes) and _is_short(diagnosis)
     columns = diagnosis.causes, diagnosis.ranks, diagnosis.lost_share
     said = diagnosis.evidence, diagnosis.remedy
     for cause, rank, share, evidence, remedy in zip(*columns, *said, strict=True):
         where = "" if rank < 0 else f" of {who(rank, hosts)}"
-        lines += [f"  {cause}{where}, {100 * share:.0f} % of the time: {evidence}", f"    {remedy}"]
+        if share >= _LEAST_LOST and not is_short:
+            heading = f"  {cause}{where}, {100 * share:.0f} % of the time"
+            lines += [f"{heading}: {evidence}", f"    {remedy}"]
     return "".join(f"evenstep watch: {line}\n" for line in (*lines, *notes))
 
 
 _LEAST_US = 100_000  # of rank 0 in one event
 _MOST_ROWS = 4096
 _TOO_FEW = "evenstep watch: too few steps were seen. An optimizer's `step()` ends one.\n"
+_DEEPSPEED = (
+    "evenstep watch: DeepSpeed's engine is not watched, and no DDP or FSDP model was made. A "
+    "`Balancer` measures it: docs/loops.md.\n"
+)
 _NO_MODEL = "evenstep watch: no DDP or FSDP model was made: nothing was watched.\n"
 
 
@@ -119,6 +147,8 @@ class WatchLeader:
         self._run_dir = settings.run_dir  # empty once it cannot be written to
         self._file: JsonLines | None = None
         self._num_steps = self._num_spoken = self._num_summed = 0
+        self._newest: dict[int, RankReport] = {}
+        self._next_s = 0.0  # that a step under way has to last for another line
         self._spent_s = 0.0  # of rank 0, in all steps
         self._spoken_s = now()
         self._last: set[int] = set()
@@ -137,6 +167,7 @@ class WatchLeader:
         self._merger.add(rank, report.records)
         if report.clues is not None:
             self._diagnoser.add_host(rank, report.clues)
+        self._newest[rank] = report
         if report.is_last:
             self._last.add(rank)
 
@@ -160,12 +191,13 @@ class WatchLeader:
                 self._write_steps()
         if self._settings.launcher_dir and self._num_steps > 1.1 * self._num_summed:
             self._num_summed = self._num_steps
-            self._leave(summary(self._diagnoser.diagnose(whole_run=True), self._hosts))
+            self._leave(self._summary())
         every_s = self._settings.every_s
         is_new = self._num_steps > self._num_spoken
         if is_new and every_s and (late_s := self._now() - self._spoken_s) >= every_s:
             self._spoken_s += late_s - late_s % every_s  # one that is late puts off no other
             self._speak()
+        self._look_for_a_long_step()
 
     def end(self, kind: str, sites: Sequence[CallSite], *, own_s: float) -> None:
         """Say what was seen in all, and close.
@@ -176,7 +208,7 @@ class WatchLeader:
             own_s: seconds that watching took of this rank.
         """
         if not self._rows:
-            text = _TOO_FEW if kind else _NO_MODEL
+            text = _TOO_FEW if kind else _DEEPSPEED if "deepspeed" in sys.modules else _NO_MODEL
         else:
             self._write_steps()
             diagnosis = self._diagnoser.diagnose(whole_run=True)
@@ -184,7 +216,8 @@ class WatchLeader:
             self._write(RunEnded(self._num_steps))
             share = 100 * own_s / max(self._spent_s, own_s)
             took = f"watching took {share:.2g} % of rank 0's time"
-            text = summary(diagnosis, self._hosts, [*self._advice(kind, sites), took])
+            notes = [*self._advice(kind, sites), took]
+            text = summary(diagnosis, self._hosts, notes, long=self._long())
         self._stream.write(text)
         self._stream.flush()
         self._leave("")
@@ -199,6 +232,35 @@ class WatchLeader:
         lasts = f", {diagnosis.step_s:.3g} s a step" if diagnosis.num_steps else ""
         said = f"step {diagnosis.step}{lasts}: {sentence(diagnosis, self._hosts)}"
         print(f"evenstep watch: {said}", file=self._stream, flush=True)
+
+    def _look_for_a_long_step(self) -> None:
+        """Say who keeps the others waiting in a step while it lasts: soon, and rarely then.
+
+        The launcher has it too, should the step never end.
+        """
+        if len(self._newest) < self._world_size:
+            return
+        newest = [self._newest[rank] for rank in range(self._world_size)]
+        found = under_way(newest, usual_s(self._rows), self._who)
+        if found is None:
+            self._next_s = 0.0
+        elif found[0] >= self._next_s:
+            self._next_s = 2 * found[0]
+            self._leave(self._summary(found[1]))
+            if self._settings.every_s:
+                print(f"evenstep watch: {found[1]}", file=self._stream, flush=True)
+
+    def _summary(self, *notes: str) -> str:
+        """Return what was seen so far, for the launcher."""
+        diagnosis = self._diagnoser.diagnose(whole_run=True)
+        return summary(diagnosis, self._hosts, notes, long=self._long())
+
+    def _long(self) -> list[str]:
+        return long_steps(self._rows, self._who)
+
+    @property
+    def _who(self) -> list[str]:
+        return [who(rank, self._hosts) for rank in range(self._world_size)]
 
     def _advice(self, kind: str, sites: Sequence[CallSite]) -> Sequence[str]:
         """Return what more is said; the summary is there without it too."""
@@ -324,7 +386,8 @@ class RecordSender:
         self.records: deque[StepRecord] = deque(maxlen=_MOST_UNSENT)
         self._catch_up: Callable[[], None] = lambda: None
         self._look: Callable[[int], HostClues] | None = None
-        self._step = 0  # the one under way, as far as is known
+        self._phase: Callable[[], Phase] = lambda: Phase.REST
+        self._step, self._begun_s = 0, monotonic()  # the one under way, as far as is known
         self._left: list[StepRecord] = []  # short steps whose group is not complete
         self._group_size = 1
         self._over = threading.Event()
@@ -342,6 +405,7 @@ class RecordSender:
         *,
         catch_up: Callable[[], None] = lambda: None,
         prepare: Callable[[], None] = lambda: None,
+        phase: Callable[[], Phase] = lambda: Phase.REST,
     ) -> None:
         """Begin to report.
 
@@ -350,8 +414,9 @@ class RecordSender:
             look: returns what this process went through, by the step under way.
             catch_up: called before each report: makes records of steps that are over.
             prepare: called first in the thread.
+            phase: returns what this rank is in.
         """
-        self._catch_up, self._look = catch_up, look
+        self._catch_up, self._phase, self._look = catch_up, phase, look
         self._host, self._device = socket.gethostname(), device
         self._thread = threading.Thread(
             target=self._run, args=(prepare,), name="evenstep-watch", daemon=True
@@ -433,7 +498,8 @@ class RecordSender:
         while len(new) > _MOST_RECORDS * self.every_s * self._group_size:
             self._group_size *= 2
         done, self._left = grouped([*self._left, *new], self._group_size)
-        self._step = new[-1].step + 1 if new else self._step
+        if new:
+            self._step, self._begun_s = new[-1].step + 1, monotonic()
         while len(done) > _MOST_RECORDS:
             self._hand_over(done[:_MOST_RECORDS])
             done = done[_MOST_RECORDS:]
@@ -448,7 +514,16 @@ class RecordSender:
         *,
         is_last: bool = False,
     ) -> None:
-        report = RankReport(tuple(records), clues, self._host, self._device, is_last)
+        report = RankReport(
+            tuple(records),
+            clues,
+            self._host,
+            self._device,
+            is_last,
+            step=self._step,
+            phase=self._phase(),
+            lasted_s=monotonic() - self._begun_s,
+        )
         if self.leader is None:
             self._mail.send(self.rank, report)
         else:

@@ -68,6 +68,11 @@ class KerasSteps:
         self._num_samples = self._size = 0
         self._blocks: list[Phase] = []  # that are open, such as an evaluation
 
+    @property
+    def phase(self) -> Phase:
+        """The phase under way."""
+        return self._cuts[-1][1] if self._cuts else Phase.REST
+
     def begin(self) -> None:
         """End the step before, if any, and begin one: its batch is about to be fetched."""
         if self._cuts:
@@ -399,7 +404,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         for name in _SAVING:
             weave(self.model, name, self._saving)
         device = "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
-        courier.open(device, HostReader().read)
+        courier.open(device, HostReader().read, phase=lambda: steps.phase)
         atexit.register(self.on_train_end)  # where an error leaves ``fit``
 
     def _saving(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -238,6 +238,11 @@ class StepRecorder:
         self._sees_optimizer = False
         self._had_backward = self._is_due = False  # whether the next hand-out begins a step
 
+    @property
+    def phase(self) -> Phase:
+        """The phase under way, as far as the log was gone through."""
+        return Phase.FORWARD if self._handed_out >= 0 else self._timeline.phase
+
     def catch_up(self) -> None:
         """Go through what was noted since the last call, on whatever thread."""
         with self._lock:

@@ -78,7 +78,7 @@ def grouped(records: Sequence[StepRecord], size: int) -> tuple[list[StepRecord],
     return done, left
 
 
-class RankReport(Struct, frozen=True, array_like=True, tag=2):
+class RankReport(Struct, frozen=True, array_like=True, tag=3):
     """What one rank reports in one key, as MessagePack; the tag is the version of this form.
 
     Attributes:
@@ -88,6 +88,9 @@ class RankReport(Struct, frozen=True, array_like=True, tag=2):
         device: its device, in words.
         is_last: whether no other key follows.
         number: of the key, from 0.
+        step: the one under way.
+        phase: what the rank is in, of ``Phase``.
+        lasted_s: for how long the step under way has lasted, at least.
     """
 
     records: tuple[StepRecord, ...]
@@ -96,6 +99,9 @@ class RankReport(Struct, frozen=True, array_like=True, tag=2):
     device: str = ""
     is_last: bool = False
     number: int = 0
+    step: int = 0
+    phase: int = 0
+    lasted_s: float = 0.0
 
 
 _NUM_SLOTS = 16  # keys of a rank that rank 0 may be late with

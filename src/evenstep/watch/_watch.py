@@ -11,6 +11,7 @@ from typing import Any, final
 
 import torch
 
+from .._diagnosis import Phase
 from .._host import GarbageClock, HostReader
 from .._private_torch import dataset_of, indices_of
 from .._torch_clock import CompileClock, alloc_retries, clock_of, describe_device
@@ -104,12 +105,14 @@ class Watch:
         is_cuda = device.type == "cuda"
         if is_cuda:
             self.courier.captures = _captures
-        self.log = StepLog(clock, counted_s=self._counted_s, guard=self.courier.guard)
+        self.log = log = StepLog(clock, counted_s=self._counted_s, guard=self.courier.guard)
+        recorder = StepRecorder(log, self.courier.records.append)
         self.courier.open(
             describe_device(device),
             HostReader(alloc_retries=partial(alloc_retries, device)).read,
-            catch_up=StepRecorder(self.log, self.courier.records.append).catch_up,
+            catch_up=recorder.catch_up,
             prepare=ignore_captures if is_cuda else lambda: None,
+            phase=lambda: Phase.MEETING if log.meets else recorder.phase,
         )
 
     def _counted_s(self) -> tuple[float, float]:
