@@ -161,6 +161,8 @@ class StepsAccounted:
 class WaitingDiagnosed:
     """Which ranks the others wait for, and why; the costliest cause first.
 
+    An exchange that names no link comes before another cause if it costs more than twice as much.
+
     Attributes:
         step: the newest of the steps that were looked at, from 0.
         num_steps: their number.

@@ -140,6 +140,19 @@ def test_an_exchange_that_takes_its_usual_part_is_no_cause(exchange, said):
     assert names(shown(steps(60, 3, exchange=exchange)).diagnose()) == said
 
 
+@pytest.mark.parametrize(("exchange", "first"), [(60_000, 1), (140_000, None)])
+def test_a_rank_at_fault_comes_before_an_exchange_that_names_no_link(exchange, first):
+    """Which takes its time beside any cause; of one far larger, it comes after."""
+
+    def late(step, rank):
+        return {"FORWARD": 60_000 * (rank == 1)}
+
+    found = shown(steps(60, 3, late=late, exchange=exchange)).diagnose()
+
+    assert found.ranks[0] == (-1 if first is None else first)
+    assert set(found.ranks) == {1, -1}
+
+
 def grown(found, by_us, *, rows=slice(30, None)):
     """Have the exchange of later steps take longer, on all ranks."""
     for step in found[rows]:
@@ -347,5 +360,5 @@ def test_a_cause_without_a_rank_has_none_in_the_event():
     late = shown(steps(60, 2, late=lambda step, rank: {"INPUT": 50_000 * rank}, exchange=40_000))
     event = late.diagnose()
 
-    assert (event.causes, event.ranks) == (("network", "input"), (-1, 1))
+    assert (event.causes, event.ranks) == (("input", "network"), (1, -1))
     assert (event.step, event.num_steps, event.no_verdict) == (59, 57, "")

@@ -227,7 +227,8 @@ def verdict(
         named = {one[:2] for one in found}
         others = _of_ranks(sums, rates, course_of, levels)
         found += [one for one in others if one[:2] not in named]
-    found.sort(key=lambda one: -one[2])
+    # An exchange that names no link takes its time beside any cause: a rank at fault comes first.
+    found.sort(key=lambda one: -one[2] / (2 if one[:2] == (Cause.NETWORK, None) else 1))
     facts = Facts(sums, rates, links, slow, exchange_us, levels)
     said = [worded(cause, rank, facts) for cause, rank, _ in found]
     return WaitingDiagnosed(
