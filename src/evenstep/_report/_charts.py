@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._render import counted, number, percent, seconds
+from .._render import counted, number, seconds
 from .._types import FloatArray
 from ._read_figures import LinkFigures, ReportFigures
 from ._sentences import LABELS, rank_name
@@ -502,8 +502,3 @@ def _by_rank(run: ReportFigures, caption: str, values: FloatArray) -> str:
 
 def _cell(value: Any, words: Any) -> str:
     return words(float(value)) if np.isfinite(value) else "unknown"
-
-
-def share_cell(value: float) -> str:
-    """Return a share as it stands in a table."""
-    return f"{percent(value)} %"

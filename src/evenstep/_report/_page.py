@@ -11,6 +11,7 @@ from string import Template
 import numpy as np
 
 from .._render import counted, number, percent, seconds, sizes
+from .._telemetry._line import shares
 from ._charts import (
     MOST_ROWS,
     Charts,
@@ -22,7 +23,6 @@ from ._charts import (
     key_figures,
     of_ranks,
     overlaid,
-    share_cell,
     step_times,
     table,
     text,
@@ -165,7 +165,11 @@ def _lost(run: ReportFigures) -> str:
         spent = run.accounts.rank_part_s.sum(axis=0)
         total = spent.sum() or 1.0
         rows = [
-            [LABELS[PARTS[at]], lasting(spent[at] / run.world_size), share_cell(spent[at] / total)]
+            [
+                LABELS[PARTS[at]],
+                lasting(spent[at] / run.world_size),
+                f"{percent(spent[at] / total)} %",
+            ]
             for at in np.argsort(-spent, kind="stable").tolist()
         ]
         header = ["Part of a step", "time, mean of ranks", "share"]
@@ -216,7 +220,7 @@ def _plans(run: ReportFigures) -> str:
             f"{change.event.step:,}",
             change.event.reason,
             _sizes(change.event.batch_size, change.before),
-            share_cell(change.moved_share),
+            f"{percent(change.moved_share)} %",
         ]
         for change in run.changes
     ]
@@ -224,7 +228,7 @@ def _plans(run: ReportFigures) -> str:
     most = max(run.changes, key=lambda change: change.moved_share)
     words = (
         f"The batch sizes changed {counted(run.num_changes, 'time')}. The largest change, at step "
-        f"{most.event.step:,}, moved {share_cell(most.moved_share)} of the samples: "
+        f"{most.event.step:,}, moved {percent(most.moved_share)} % of the samples: "
         f"{ended(most.event.reason)}"
     )
     return text("p", words) + folded(caption, table(caption, header, rows, left=3))
@@ -315,9 +319,7 @@ def _shares(links: LinkFigures) -> str:
 def _parts(parts: Sequence[int] | None) -> str:
     if parts is None:
         return "plain all-reduce"
-    total = sum(parts) or 1
-    shares = [f"{100 * part / total:.0f}" for part in parts]
-    return " ".join(shares) if len(shares) <= 16 else f"{len(shares)} ranks"
+    return shares(parts) if len(parts) <= 16 else f"{len(parts)} ranks"
 
 
 def _faults(run: ReportFigures) -> str:

@@ -158,7 +158,8 @@ class EventLines:
             event: Event = _KINDS[name].decode(text)
         except ValidationError as error:
             raise ValueError(f"`{name}(...)`: {error}") from None
-        if isinstance(event, WaitingDiagnosed) and not _is_even(event):
+        lengths = {len(getattr(event, field, ())) for field in _BY_CAUSE}
+        if isinstance(event, WaitingDiagnosed) and len(lengths) > 1:
             raise ValueError("`WaitingDiagnosed` must have as many entries for each cause")
         known = event.world_size if isinstance(event, RunStarted) else self._world_size
         size = _checked_ranks(event, known)
@@ -185,10 +186,6 @@ def _begun(line: Line) -> tuple[str, _Head]:
         raise ValueError("no event, an object with its name") from None
     except (DecodeError, RecursionError):  # the latter of what is nested deeply
         raise ValueError("no JSON") from None
-
-
-def _is_even(event: WaitingDiagnosed) -> bool:
-    return len({len(getattr(event, field)) for field in _BY_CAUSE}) == 1
 
 
 def _checked_ranks(event: Event, world_size: int | None) -> int | None:

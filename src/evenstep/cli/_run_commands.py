@@ -185,25 +185,21 @@ def _stopped_once() -> Iterator[None]:
             signal.signal(kind, handler)
 
 
-Ranks = Annotated[
-    int | None, typer.Option(help="Ranks to start on this machine (default: one per GPU, or 1).")
-]
-StepName = Annotated[
-    str | None,
-    typer.Option("--step", help="Your own step: MODULE:FUNCTION or FILE.py:FUNCTION."),
-]
-Total = Annotated[
-    int | None,
-    typer.Option(help="Samples per step of all ranks (default: 32 per rank, 512 on GPUs)."),
-]
-Out = Annotated[Path | None, typer.Option(help="File to write, for `evenstep plan --doctor`.")]
-
-
 def doctor(
-    nproc_per_node: Ranks = None,
-    step: StepName = None,
-    global_batch_size: Total = None,
-    out: Out = None,
+    nproc_per_node: Annotated[
+        int | None,
+        typer.Option(help="Ranks to start on this machine (default: one per GPU, or 1)."),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Your own step: MODULE:FUNCTION or FILE.py:FUNCTION.")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Samples per step of all ranks (default: 32 per rank, 512 on GPUs)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, for `evenstep plan --doctor`.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Say in a minute what is wrong with machines and links, and what plain training wastes.
@@ -369,20 +365,18 @@ def _now(source: Source, run: str) -> TopView:
     return TopView(source.run, run, source.remark, source.silent_s, fits=False)
 
 
-Run = Annotated[
-    Path,
-    typer.Argument(help="A recorded run's folder, or its events.jsonl.", metavar="RUN"),
-]
-Other = Annotated[
-    Path | None, typer.Option("--compare", help="Another run, shown beside it.", metavar="RUN2")
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="The page (default: report.html in the run's folder)."),
-]
-
-
-def report(run: Run, compare: Other = None, output: Output = None) -> None:
+def report(
+    run: Annotated[
+        Path, typer.Argument(help="A recorded run's folder, or its events.jsonl.", metavar="RUN")
+    ],
+    compare: Annotated[
+        Path | None, typer.Option(help="Another run, shown beside it.", metavar="RUN2")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page (default: report.html in the run's folder)."),
+    ] = None,
+) -> None:
     """Write one HTML page about a recorded run. The page needs no network and no server."""
     path = output or (run if os.path.isdir(run) else run.parent) / "report.html"
     try:

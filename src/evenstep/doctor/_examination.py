@@ -136,13 +136,6 @@ def open_desk(environ: Mapping[str, str], *, timeout_s: float) -> StoreChannel:
     return StoreChannel(own, rank, world_size)
 
 
-def device_for(local_rank: int) -> torch.device:
-    """Return the device that a rank has in most scripts: the card of its number, or the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
 def facts_of(rank: int, device: torch.device, groups: Cgroups, *, port: int) -> RankFacts:
     """Return all that this rank says of itself.
 
@@ -252,8 +245,10 @@ def examine(
     Raises:
         RuntimeError: rank 0 did not answer, or gave this rank up.
     """
-    device = device_for(int(os.environ.get("LOCAL_RANK", 0)))
-    if device.type == "cuda":
+    device = torch.device("cpu")
+    if torch.cuda.is_available():  # the card of its number, as in most scripts
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)  # steps are waited for on the current one
     groups = Cgroups.find()
     quota = groups.quota()
