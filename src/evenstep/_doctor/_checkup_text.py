@@ -8,7 +8,7 @@ import numpy as np
 
 from .._render import counted, number, paragraph, percent, printable, seconds, text_table
 from ..advice import advise
-from ._checkup_facts import Checkup, FoundAilment, RankFacts
+from ._checkup_facts import Checkup, FoundAilment
 from ._judge import between_hosts, run_times, spread_of, usable
 
 MOST_IN_MATRIX = 8
@@ -39,10 +39,12 @@ def _head(checkup: Checkup) -> str:
 
 
 def _ranks(checkup: Checkup, width: int | None) -> str:
-    rows = [
-        [str(facts.rank), printable(facts.host), printable(_device(facts)), *_cpu(facts)]
-        for facts in checkup.ranks
-    ]
+    rows = []
+    for facts in checkup.ranks:
+        cpu, device = facts.cpu, facts.device.name or facts.device.kind
+        quota = "-" if cpu.quota_cores is None else f"{cpu.quota_cores:.3g}"
+        row = [str(facts.rank), printable(facts.host), printable(device)]
+        rows.append([*row, str(len(cpu.affinity)), quota, str(cpu.num_threads)])
     paces = usable(checkup)
     speeds: dict[int, list[str]] = {}
     if paces:
@@ -57,16 +59,6 @@ def _ranks(checkup: Checkup, width: int | None) -> str:
         row += speeds.get(facts.rank, ["-", "-", "-"])
     head = ["rank", "host", "device", "cores", "quota", "threads", "samples/s", "fixed", "spread"]
     return text_table(head, rows, left=3, width=width)
-
-
-def _device(facts: RankFacts) -> str:
-    return facts.device.name or facts.device.kind
-
-
-def _cpu(facts: RankFacts) -> list[str]:
-    cpu = facts.cpu
-    quota = "-" if cpu.quota_cores is None else f"{cpu.quota_cores:.3g}"
-    return [str(len(cpu.affinity)), quota, str(cpu.num_threads)]
 
 
 def _links(checkup: Checkup, width: int | None) -> list[str]:

@@ -122,6 +122,7 @@ def _swatch(series: Spec) -> str:
     return f"<svg width=30 height=10 aria-hidden=true>{line}</svg> "
 
 
+_MOST_STEPS = 20  # or stretches in a table
 _MOST_CELLS = 1 << 17  # of a heat map: 350 kB of text
 _NONE = 65535
 
@@ -254,12 +255,6 @@ def as_script(charts: Mapping[str, Spec]) -> str:
     """Return the charts as JSON that cannot end the element around it."""
     text = json.dumps(charts, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def every(run: ReportFigures, most: int = 20) -> Sequence[int]:
-    """Return stretches for a table: at most so many, with the same distance."""
-    step = math.ceil(len(run.edges) / most)
-    return range(0, len(run.edges), step)
 
 
 def _on_steps(run: ReportFigures, key: str) -> Spec:
@@ -468,7 +463,7 @@ def _plan_notes(run: ReportFigures, width: int) -> dict[int, str]:
 
 def _over_time(run: ReportFigures, caption: str, columns: Mapping[str, FloatArray]) -> str:
     """Return a table over the steps: some stretches of many, at equal distances."""
-    shown = every(run)
+    shown = range(0, len(run.edges), math.ceil(len(run.edges) / _MOST_STEPS))
     if len(shown) < len(run.edges):
         caption += f"; {len(shown)} of {len(run.edges)} stretches, at equal distances"
     names = [name for name, values in columns.items() if np.nan_to_num(values).any()]

@@ -44,6 +44,7 @@ from ._sentences import (
 from ._step_tally import PARTS
 
 _LETTERS = ("a", "b")
+_MOST_FAULTS = 400
 
 
 def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
@@ -333,10 +334,12 @@ def _faults(run: ReportFigures) -> str:
             one.text,
             f"{one.num:,}",
         ]
-        for one in run.mishaps
+        for one in run.mishaps[-_MOST_FAULTS:]
     ]
-    header = ["Step", "event", "rank", "what happened", "times"]
-    return table("What went wrong, or was limited; the newest of each kind", header, rows, left=4)
+    caption = "What went wrong, or was limited; the newest of each kind"
+    if len(rows) < len(run.mishaps):
+        caption += f", and {len(rows)} of {len(run.mishaps)}"
+    return table(caption, ["Step", "event", "rank", "what happened", "times"], rows, left=4)
 
 
 def _settings(run: ReportFigures) -> str:

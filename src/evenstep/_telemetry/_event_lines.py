@@ -254,6 +254,13 @@ def events_file(path: str | Path) -> Path:
     return path / "events.jsonl" if path.is_dir() else path
 
 
+def run_name(path: str | Path) -> str:
+    """Return the name of a run: its folder's, or the file's where that is called otherwise."""
+    file = events_file(path)
+    name = file.absolute().parent.name if file.name == "events.jsonl" else file.stem
+    return os.fsencode(name).decode("utf-8", "replace")  # of any bytes, and a page is text
+
+
 def whole_lines(file: BinaryIO) -> Iterator[Line]:
     """Yield all lines of ``file`` without their ends, in constant memory.
 

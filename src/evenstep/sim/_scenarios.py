@@ -159,14 +159,24 @@ class Scenario:
         else:
             rule = f"be an array, or one of {', '.join(DRAWN)}"
             raise invalid("with_lengths(lengths=...)", rule, repr(lengths), "Or read a file.")
-        return SampleWorkload.drawn(
-            self.workload,
-            lengths,
-            global_batch_size,
+        square = lengths / (6 * hidden_size) if hidden_size else 0.0
+        weight = lengths * (1.0 + square)
+        return SampleWorkload(
+            self.intercept_s,
+            self.slope_s,
+            self.jitter,
+            lengths=lengths,
+            order=_drawn_order(len(lengths), (self.num_steps, global_batch_size), seed),
+            weight=weight / weight.mean(),
             padded=padded,
-            hidden_size=hidden_size,
-            seed=seed,
         )
+
+
+def _drawn_order(num_samples: int, shape: tuple[int, int], seed: int) -> IntArray:
+    """Return indices of each step's samples, in an order that is drawn anew in each epoch."""
+    rng, needed = np.random.default_rng(seed), shape[0] * shape[1]
+    epochs = [rng.permutation(num_samples) for _ in range(-(-needed // num_samples))]
+    return np.concatenate(epochs)[:needed].reshape(shape)
 
 
 def scenario_names() -> tuple[str, ...]:
