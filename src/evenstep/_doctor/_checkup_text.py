@@ -20,22 +20,18 @@ LITTLE = 0.03
 
 def as_text(checkup: Checkup, findings: Sequence[FoundAilment], width: int | None = None) -> str:
     """Return all that is to be said, for a terminal of ``width`` columns or of any."""
-    parts = [
-        paragraph(printable(_head(checkup)), width),
-        _ranks(checkup, width),
-        *_links(checkup, width),
-        *(paragraph(printable(text), width) for text in _waste(checkup)),
-        *_found(findings, width),
-    ]
-    return "\n\n".join(parts)
-
-
-def _head(checkup: Checkup) -> str:
     hosts = len({facts.machine for facts in checkup.ranks})
     first = checkup.ranks[0].versions if checkup.ranks else {}
     said = ", ".join(f"{name} {version}" for name, version in first.items())
     count = f"{counted(checkup.world_size, 'rank')} on {counted(hosts, 'host')}"
-    return f"evenstep doctor: {count}; {said}"
+    head = f"evenstep doctor: {count}; {said}"
+    found = [f"{each.ailment}: {each.evidence} {each.remedy}" for each in findings]
+    verdict = f"{counted(len(found), 'finding')}:"
+    if not found:
+        verdict = "Nothing is misconfigured, as far as this can see."
+    texts = (head, *_waste(checkup), verdict, *found)
+    first_one, *others = (paragraph(printable(text), width) for text in texts)
+    return "\n\n".join([first_one, _ranks(checkup, width), *_links(checkup, width), *others])
 
 
 def _ranks(checkup: Checkup, width: int | None) -> str:
@@ -109,13 +105,3 @@ def _waste(checkup: Checkup) -> list[str]:
     if saved < error:
         return [f"{text}. The times are known to {percent(error)} % only, so both may be equal."]
     return [f"{text}. Plain training wastes {percent(saved)} % of its time on waiting."]
-
-
-def _found(findings: Sequence[FoundAilment], width: int | None) -> list[str]:
-    if not findings:
-        return ["Nothing is misconfigured, as far as this can see."]
-    parts = [f"{counted(len(findings), 'finding')}:"]
-    for finding in findings:
-        text = f"{finding.ailment}: {finding.evidence} {finding.remedy}"
-        parts.append(paragraph(printable(text), width))
-    return parts

@@ -39,6 +39,7 @@ def run_times(checkup: Checkup) -> RunTimes:
     for at, pace in enumerate(paces):
         sizes[: len(pace.sizes), at] = pace.sizes
         seconds[: len(pace.seconds), at] = pace.seconds
+    known = [checkup.of(rank) for rank in ranks]
     found = RunTimes.of(
         sizes,
         seconds,
@@ -46,16 +47,11 @@ def run_times(checkup: Checkup) -> RunTimes:
         step_s=max(float(np.median(pace.seconds)) for pace in paces),
         global_batch_size=max(checkup.global_batch_size, len(paces)),
         ranks=ranks,
-        names=tuple(_name(checkup, rank) for rank in ranks),
+        names=tuple(f"{one.host} {one.device.name or one.device.kind}" for one in known),
         untimed=tuple(rank for rank in range(checkup.world_size) if rank not in ranks),
     )
     assert found is not None  # each has a step
     return found
-
-
-def _name(checkup: Checkup, rank: int) -> str:
-    facts = checkup.of(rank)
-    return f"{facts.host} {facts.device.name or facts.device.kind}"
 
 
 NOISY = 0.25

@@ -147,11 +147,15 @@ def lines(
         stepped: whether a value holds until the next.
     """
     found: list[Spec] = [
-        {"label": label, "color": color, "values": rounded(values), "stepped": stepped}
-        for label, (color, values) in series.items()
+        {
+            "label": label,
+            "color": color,
+            "values": rounded(values),
+            "stepped": stepped,
+            "dash": DASHES[at % len(DASHES)],
+        }
+        for at, (label, (color, values)) in enumerate(series.items())
     ]
-    for at, one in enumerate(found):
-        one["dash"] = DASHES[at % len(DASHES)]
     if extent is not None:
         roles = zip(("least", "most"), extent, strict=True)
         found += [{"role": role, "values": rounded(values)} for role, values in roles]
@@ -236,14 +240,13 @@ def wider(values: FloatArray, factor: int) -> FloatArray:
 
 def highest(*tables: FloatArray) -> float:
     """Return the largest of the values that are known; 1 where that is 0, or none is."""
-    found = [float(values[~np.isnan(values)].max(initial=0.0)) for values in tables]
-    return max(found) or 1.0
+    return max(float(np.fmax.reduce(one, axis=None, initial=0.0)) for one in tables) or 1.0
 
 
 def lowest(values: FloatArray) -> float:
     """Return the smallest of the values that are known; 0 where none is."""
-    known = values[~np.isnan(values)]
-    return float(known.min()) if len(known) else 0.0
+    least = float(np.fmin.reduce(values, axis=None))
+    return 0.0 if math.isnan(least) else least
 
 
 def rounded(values: FloatArray) -> list[float | None]:
@@ -478,12 +481,8 @@ def _over_time(run: ReportFigures, caption: str, columns: Mapping[str, FloatArra
 
 def _by_rank(run: ReportFigures, caption: str, values: FloatArray) -> str:
     """Return a table by rank: its mean, least and most over the stretches."""
-    with np.errstate(invalid="ignore"):
-        known = ~np.isnan(values)
-        num = np.maximum(known.sum(axis=0), 1)
-        means = np.where(known.any(axis=0), np.nansum(values, axis=0) / num, np.nan)
-    least = np.where(known, values, np.inf).min(axis=0)
-    most = np.where(known, values, -np.inf).max(axis=0)
+    means = over(np.nansum(values, axis=0), (~np.isnan(values)).sum(axis=0).astype(np.float64))
+    least, most = np.fmin.reduce(values), np.fmax.reduce(values)  # which pass over NaN
     order = np.arange(run.world_size)
     if run.world_size > MOST_ROWS:
         order = np.sort(np.argsort(-np.nan_to_num(most - least), kind="stable")[:MOST_ROWS])

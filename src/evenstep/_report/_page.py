@@ -55,7 +55,9 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
         version: of evenstep.
         made: when it is written, as text.
     """
-    names = _names(runs)
+    names = [run.name or "run" for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({letter})" for name, letter in zip(names, "AB", strict=True)]
     high = highest(*map(waiting_shares, runs)) if len(runs) > 1 else None
     charts: Charts = {}
     parts: list[Section] = []
@@ -77,7 +79,11 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
         subtitle=escape(words),
         style=asset("uPlot.min.css") + asset("report.css"),
         links="".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in parts),
-        body="".join(map(_section, parts)),
+        body="".join(
+            f'<section id="{name}" aria-labelledby="{name}-title">'
+            f'<h2 id="{name}-title">{escape(heading)}</h2>{html}</section>'
+            for name, heading, html in parts
+        ),
         footer=escape(f"Made by evenstep {version}, {made}. Charts: uPlot 1.6.32, MIT licence."),
         charts=as_script(charts),
         script=f"/*\n{asset('uPlot-LICENSE')}*/\n{asset('uPlot.iife.min.js')}{asset('report.js')}",
@@ -86,21 +92,6 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
 
 Section = tuple[str, str, str]
 """What links lead to, the heading, and what is below it."""
-
-
-def _section(part: Section) -> str:
-    name, heading, html = part
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title">'
-        f'<h2 id="{name}-title">{escape(heading)}</h2>{html}</section>'
-    )
-
-
-def _names(runs: Sequence[ReportFigures]) -> list[str]:
-    names = [run.name or "run" for run in runs]
-    if len(set(names)) < len(names):
-        return [f"{name} ({letter})" for name, letter in zip(names, "AB", strict=True)]
-    return names
 
 
 def _compared(charts: Charts, runs: Sequence[ReportFigures], names: Sequence[str]) -> str:
@@ -303,24 +294,16 @@ def _shares(links: LinkFigures) -> str:
     caption = "Plans of shares"
     if len(links.shares) < links.num_shares:
         caption += f": the newest {len(links.shares)} of {links.num_shares}"
-    rows = [
-        [
-            f"{plan.step:,}",
-            plan.reason,
-            _parts(plan.parts),
-            "unknown" if plan.predicted_s is None else seconds(plan.predicted_s),
-            "unknown" if plan.plain_s is None else seconds(plan.plain_s),
-        ]
-        for plan in links.shares
-    ]
+    rows = []
+    for plan in links.shares:
+        parts = "plain all-reduce" if plan.parts is None else f"{len(plan.parts)} ranks"
+        if plan.parts is not None and len(plan.parts) <= 16:
+            parts = shares(plan.parts)
+        times = (plan.predicted_s, plan.plain_s)
+        cells = ["unknown" if each_s is None else seconds(each_s) for each_s in times]
+        rows.append([f"{plan.step:,}", plan.reason, parts, *cells])
     header = ["Step", "reason", "shares in percent", "predicted", "plain all-reduce"]
     return table(caption, header, rows, left=3)
-
-
-def _parts(parts: Sequence[int] | None) -> str:
-    if parts is None:
-        return "plain all-reduce"
-    return shares(parts) if len(parts) <= 16 else f"{len(parts)} ranks"
 
 
 def _faults(run: ReportFigures) -> str:

@@ -240,7 +240,10 @@ class EventFile(EventLines):
             OSError: the file cannot be read.
         """
         with self.path.open("rb", _BUFFER) as file:
-            _check_kind(file, self.path)
+            if stat.S_IFMT(os.fstat(file.fileno()).st_mode) not in (stat.S_IFREG, stat.S_IFIFO):
+                # Such as ``/dev/zero``, which has no end.
+                got, remedy = f"{self.path}", "Give a run's."
+                raise invalid("EventFile(path=...)", "be a file or a pipe", got, remedy)
             for line in whole_lines(file):
                 event = self.read(line)
                 if event is not None:
@@ -258,7 +261,7 @@ def run_name(path: str | Path) -> str:
     """Return the name of a run: its folder's, or the file's where that is called otherwise."""
     file = events_file(path)
     name = file.absolute().parent.name if file.name == "events.jsonl" else file.stem
-    return os.fsencode(name).decode("utf-8", "replace")  # of any bytes, and a page is text
+    return name.encode("utf-8", "replace").decode()  # of any bytes, and a page is text
 
 
 def whole_lines(file: BinaryIO) -> Iterator[Line]:
@@ -277,12 +280,6 @@ def whole_lines(file: BinaryIO) -> Iterator[Line]:
             while (line := file.readline(LONGEST_LINE)) and not line.endswith(b"\n"):
                 pass
             yield None
-
-
-def _check_kind(file: BinaryIO, path: Path) -> None:
-    """Refuse what has no end, such as ``/dev/zero``."""
-    if stat.S_IFMT(os.fstat(file.fileno()).st_mode) not in (stat.S_IFREG, stat.S_IFIFO):
-        raise invalid("EventFile(path=...)", "be a file or a pipe", f"{path}", "Give a run's.")
 
 
 _MARK = 256  # bytes: they hold times to the last digit, which no other step has

@@ -151,11 +151,12 @@ def named(event: WaitingDiagnosed, hosts: Sequence[str]) -> str:
         event: what was found.
         hosts: host name of every rank; of none where they are not known.
     """
-    found = zip(event.causes, event.ranks, event.lost_share, strict=True)
-    return ", ".join(
-        f"{_whose(rank, hosts)}{cause} {percent(share)} %"
-        for cause, rank, share in list(found)[:_MOST_NAMED]
-    )
+    found = []
+    for cause, rank, share in zip(event.causes, event.ranks, event.lost_share, strict=True):
+        host = f"@{hosts[rank]}" if 0 <= rank < len(hosts) else ""
+        whose = f"rank {rank}{host}: " if rank >= 0 else ""
+        found.append(f"{whose}{cause} {percent(share)} %")
+    return ", ".join(found[:_MOST_NAMED])
 
 
 def waiting_news(event: WaitingDiagnosed, hosts: Sequence[str]) -> str:
@@ -168,12 +169,6 @@ def waiting_news(event: WaitingDiagnosed, hosts: Sequence[str]) -> str:
         f"time. Lost by: {named(event, hosts)}. {evidence[:1].upper()}{evidence[1:]}. What to do: "
         f"{event.remedy[0]}"
     )
-
-
-def _whose(rank: int, hosts: Sequence[str]) -> str:
-    if rank < 0:
-        return ""
-    return f"rank {rank}@{hosts[rank]}: " if rank < len(hosts) else f"rank {rank}: "
 
 
 PARTS = tuple(field.name.removesuffix("_s") for field in fields(StepsAccounted)[3:])

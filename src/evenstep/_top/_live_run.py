@@ -170,7 +170,10 @@ class LiveRun:
         part = num / num.sum()
         lost_s = _lost_s(own_s, num)
         waiting_s = self._waiting_s()
-        causes = self._causes()
+        causes: dict[int, str] = {}  # the costliest of each rank
+        if self.diagnosis is not None:
+            pairs = zip(self.diagnosis.ranks, self.diagnosis.causes, strict=True)
+            causes = dict(reversed(list(pairs)))
         mean_s = part @ compute_s
         speed = part @ sizes / np.maximum(mean_s, _LEAST_S)
         order = np.lexsort((-part @ own_s, -lost_s))
@@ -200,13 +203,6 @@ class LiveRun:
     def _num_steps(self) -> list[int]:
         """Return of how many steps each of the newest events is."""
         return [step.num_steps for step in self._steps]
-
-    def _causes(self) -> dict[int, str]:
-        """Return the costliest cause of each rank that has one."""
-        if self.diagnosis is None:
-            return {}
-        pairs = list(zip(self.diagnosis.ranks, self.diagnosis.causes, strict=True))
-        return dict(reversed(pairs))
 
 
 def _lost_s(own_s: FloatArray, num: FloatArray) -> FloatArray:

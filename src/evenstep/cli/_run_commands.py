@@ -226,15 +226,12 @@ def doctor(
         parsed(words)  # torchrun would report an error by its own traceback
     except ValueError as error:
         fail(str(error), 2)
-    raise typer.Exit(main(words) if ranks == 1 else _torchrun(ranks, words))
-
-
-def _torchrun(ranks: int, words: list[str]) -> int:
-    """Run it on so many ranks of this machine, and return the exit code."""
+    if ranks == 1:
+        raise typer.Exit(main(words))
     # localhost: the machine's own name need not resolve, on a laptop say.
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
     command = [sys.executable, *torchrun, f"--nproc-per-node={ranks}", "-m", "evenstep.doctor"]
-    return subprocess.run([*command, *words], check=False).returncode
+    raise typer.Exit(subprocess.run([*command, *words], check=False).returncode)
 
 
 _NEEDED = ("torch", "matplotlib")
@@ -337,13 +334,15 @@ def top(
     try:
         within("top", "--refresh", refresh, 0.1, 3600, "1 second is a good pace.")
         source = _source(run)
-        if once or not console.is_terminal or console.is_dumb_terminal:
-            console.print(_now(source, run))
-            return
-        with suppress(KeyboardInterrupt), quit_key() as wait:
-            follow(source, console, title=run, refresh_s=refresh, wait=wait)
-        # What is left on the screen.
-        console.print(TopView(source.run, run, source.remark, source.silent_s))
+        once = once or not console.is_terminal or console.is_dumb_terminal
+        if once:  # a file is read up to its end, and a stream ends by itself
+            while not source.is_over and (source.update(within_s=1.0) or run == "-"):
+                pass
+        else:
+            with suppress(KeyboardInterrupt), quit_key() as wait:
+                follow(source, console, title=run, refresh_s=refresh, wait=wait)
+        # Of a view that was followed, what is left on the screen.
+        console.print(TopView(source.run, run, source.remark, source.silent_s, fits=not once))
     except OSError as error:
         fail(str(unread("top", "RUN", run, error)), 2)
     except ValueError as error:
@@ -355,14 +354,6 @@ def _source(run: str) -> Source:
         return StreamSource(os.fdopen(os.dup(0), "rb"))
     check_ends("top", "RUN", Path(run), "Give what `Runtime(run_dir=...)` was given.")
     return FileSource(Path(run))
-
-
-def _now(source: Source, run: str) -> TopView:
-    """Return a view of all that is there by now."""
-    while not source.is_over:
-        if not source.update(within_s=1.0) and isinstance(source, FileSource):
-            break  # it is read up to its end, and a stream ends by itself
-    return TopView(source.run, run, source.remark, source.silent_s, fits=False)
 
 
 def report(

@@ -9,11 +9,12 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TextIO, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -269,14 +270,6 @@ def examine(
         return rank.lead(global_batch_size, REFERENCE if step is None else step)
 
 
-def _read(sent: str) -> RankFacts | None:
-    """Return what a rank said of itself; None if its evenstep is too far from this one."""
-    try:
-        return decode(sent, type=RankFacts)
-    except MsgspecError:
-        return None
-
-
 @dataclass(frozen=True, slots=True)
 class _Rank:
     """A rank's own measurements; rank 0 gives the word for each part, and gathers what comes."""
@@ -312,11 +305,14 @@ class _Rank:
             *("facts", range(desk.world_size), patience.arrive_s),
             meanwhile=partial(self.line.say, "waiting for all ranks"),
         )
-        ranks = tuple(facts for rank in sorted(sent) if (facts := _read(sent[rank])) is not None)
+        ranks: list[RankFacts] = []
+        for rank in sorted(sent):
+            with suppress(MsgspecError):  # its evenstep is too far from this one
+                ranks.append(decode(sent[rank], type=RankFacts))
         kinds = {facts.device.kind for facts in ranks}
         each = SAMPLES_PER_RANK["cuda" if kinds == {"cuda"} else "cpu"]
         global_batch_size = given or each * desk.world_size
-        checkup = Checkup(desk.world_size, global_batch_size, workload, ranks)
+        checkup = Checkup(desk.world_size, global_batch_size, workload, tuple(ranks))
         hosts = [[facts.rank for facts in group] for group in checkup.machines.values()]
         turns, num_skipped = schedule(hosts, turn_s=TURN_S, budget_s=patience.links_s)
         orders = DoctorOrders(
@@ -389,27 +385,19 @@ class _Rank:
 
 @final
 class StageLine:
-    """Says what is being done, from two seconds on.
+    """Says what is being done on standard error, from two seconds on.
 
     Args:
         shows: whether anything is said at all: one rank speaks for all.
-        stream: where to; None is stderr.
         clock: in seconds.
     """
 
-    def __init__(
-        self,
-        shows: bool,
-        *,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._shows, self._stage = shows, ""
-        self._stream, self._clock = stream or sys.stderr, clock
+    def __init__(self, shows: bool, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shows, self._stage, self._clock = shows, "", clock
         self._from_s = clock() + _QUIET_S
 
     def say(self, stage: str) -> None:
         """Name the stage, once."""
         if self._shows and stage != self._stage and self._clock() >= self._from_s:
             self._stage = stage
-            print(f"evenstep doctor: {stage}", file=self._stream, flush=True)
+            print(f"evenstep doctor: {stage}", file=sys.stderr, flush=True)
