@@ -1,7 +1,6 @@
 """Steps are timed for a bounded time, whatever they do; the reference and a step of one's own."""
 
 import inspect
-import io
 import sys
 
 import pytest
@@ -186,23 +185,23 @@ def test_a_step_that_is_not_there_is_refused(tmp_path):
             load_step(f"{tmp_path}/no_step.py:{name}")
 
 
-def test_progress_is_shown_from_two_seconds_on():
+def test_progress_is_shown_from_two_seconds_on(capsys):
     """A line a stage."""
-    screen, clock = io.StringIO(), FakeClock()
-    line = StageLine(True, stream=screen, clock=clock)
+    clock = FakeClock()
+    line = StageLine(True, clock=clock)
     line.say("waiting")
     clock.now_s = 2.5
     line.say("measuring links")
     line.say("measuring links")
 
-    assert screen.getvalue() == "evenstep doctor: measuring links\n"
+    assert capsys.readouterr().err == "evenstep doctor: measuring links\n"
 
 
-def test_one_rank_speaks_for_all():
+def test_one_rank_speaks_for_all(capsys):
     """The others are silent."""
-    screen, clock = io.StringIO(), FakeClock()
-    line = StageLine(False, stream=screen, clock=clock)
+    clock = FakeClock()
+    line = StageLine(False, clock=clock)
     clock.now_s = 9.0
     line.say("timing steps")
 
-    assert screen.getvalue() == ""
+    assert capsys.readouterr().err == ""

@@ -8,7 +8,7 @@ import numpy as np
 
 from .._render import counted, number, paragraph, percent, printable, seconds, text_table
 from ..advice import advise
-from ._checkup_facts import Checkup, FoundAilment, RankFacts
+from ._checkup_facts import Checkup, FoundAilment
 from ._judge import between_hosts, run_times, spread_of, usable
 
 MOST_IN_MATRIX = 8
@@ -20,29 +20,27 @@ LITTLE = 0.03
 
 def as_text(checkup: Checkup, findings: Sequence[FoundAilment], width: int | None = None) -> str:
     """Return all that is to be said, for a terminal of ``width`` columns or of any."""
-    parts = [
-        paragraph(printable(_head(checkup)), width),
-        _ranks(checkup, width),
-        *_links(checkup, width),
-        *(paragraph(printable(text), width) for text in _waste(checkup)),
-        *_found(findings, width),
-    ]
-    return "\n\n".join(parts)
-
-
-def _head(checkup: Checkup) -> str:
     hosts = len({facts.machine for facts in checkup.ranks})
     first = checkup.ranks[0].versions if checkup.ranks else {}
     said = ", ".join(f"{name} {version}" for name, version in first.items())
     count = f"{counted(checkup.world_size, 'rank')} on {counted(hosts, 'host')}"
-    return f"evenstep doctor: {count}; {said}"
+    head = f"evenstep doctor: {count}; {said}"
+    found = [f"{each.ailment}: {each.evidence} {each.remedy}" for each in findings]
+    verdict = f"{counted(len(found), 'finding')}:"
+    if not found:
+        verdict = "Nothing is misconfigured, as far as this can see."
+    texts = (head, *_waste(checkup), verdict, *found)
+    first_one, *others = (paragraph(printable(text), width) for text in texts)
+    return "\n\n".join([first_one, _ranks(checkup, width), *_links(checkup, width), *others])
 
 
 def _ranks(checkup: Checkup, width: int | None) -> str:
-    rows = [
-        [str(facts.rank), printable(facts.host), printable(_device(facts)), *_cpu(facts)]
-        for facts in checkup.ranks
-    ]
+    rows = []
+    for facts in checkup.ranks:
+        cpu, device = facts.cpu, facts.device.name or facts.device.kind
+        quota = "-" if cpu.quota_cores is None else f"{cpu.quota_cores:.3g}"
+        row = [str(facts.rank), printable(facts.host), printable(device)]
+        rows.append([*row, str(len(cpu.affinity)), quota, str(cpu.num_threads)])
     paces = usable(checkup)
     speeds: dict[int, list[str]] = {}
     if paces:
@@ -57,16 +55,6 @@ def _ranks(checkup: Checkup, width: int | None) -> str:
         row += speeds.get(facts.rank, ["-", "-", "-"])
     head = ["rank", "host", "device", "cores", "quota", "threads", "samples/s", "fixed", "spread"]
     return text_table(head, rows, left=3, width=width)
-
-
-def _device(facts: RankFacts) -> str:
-    return facts.device.name or facts.device.kind
-
-
-def _cpu(facts: RankFacts) -> list[str]:
-    cpu = facts.cpu
-    quota = "-" if cpu.quota_cores is None else f"{cpu.quota_cores:.3g}"
-    return [str(len(cpu.affinity)), quota, str(cpu.num_threads)]
 
 
 def _links(checkup: Checkup, width: int | None) -> list[str]:
@@ -117,13 +105,3 @@ def _waste(checkup: Checkup) -> list[str]:
     if saved < error:
         return [f"{text}. The times are known to {percent(error)} % only, so both may be equal."]
     return [f"{text}. Plain training wastes {percent(saved)} % of its time on waiting."]
-
-
-def _found(findings: Sequence[FoundAilment], width: int | None) -> list[str]:
-    if not findings:
-        return ["Nothing is misconfigured, as far as this can see."]
-    parts = [f"{counted(len(findings), 'finding')}:"]
-    for finding in findings:
-        text = f"{finding.ailment}: {finding.evidence} {finding.remedy}"
-        parts.append(paragraph(printable(text), width))
-    return parts

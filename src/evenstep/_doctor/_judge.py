@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -39,6 +39,7 @@ def run_times(checkup: Checkup) -> RunTimes:
     for at, pace in enumerate(paces):
         sizes[: len(pace.sizes), at] = pace.sizes
         seconds[: len(pace.seconds), at] = pace.seconds
+    known = [checkup.of(rank) for rank in ranks]
     found = RunTimes.of(
         sizes,
         seconds,
@@ -46,16 +47,11 @@ def run_times(checkup: Checkup) -> RunTimes:
         step_s=max(float(np.median(pace.seconds)) for pace in paces),
         global_batch_size=max(checkup.global_batch_size, len(paces)),
         ranks=ranks,
-        names=tuple(_name(checkup, rank) for rank in ranks),
+        names=tuple(f"{one.host} {one.device.name or one.device.kind}" for one in known),
         untimed=tuple(rank for rank in range(checkup.world_size) if rank not in ranks),
     )
     assert found is not None  # each has a step
     return found
-
-
-def _name(checkup: Checkup, rank: int) -> str:
-    facts = checkup.of(rank)
-    return f"{facts.host} {facts.device.name or facts.device.kind}"
 
 
 NOISY = 0.25
@@ -113,7 +109,7 @@ def _of_pace(checkup: Checkup, pace: Pace) -> Iterator[FoundAilment]:
 
 def _slow_ranks(checkup: Checkup) -> Iterator[FoundAilment]:
     """Yield ranks that are slower than others with the same device."""
-    paces = [pace for pace in usable(checkup)]
+    paces = usable(checkup)
     if len(paces) < 3:
         return  # of two, it is unknown which is as it should be
     speed = {pace.rank: _speed(pace) for pace in paces}
@@ -305,28 +301,16 @@ def judge(checkup: Checkup) -> tuple[FoundAilment, ...]:
     """Return what is wrong, or costs time; nothing where all is well.
 
     What is found more than three times with the same remedy is one finding, with the evidence of
-    the first: a list of a hundred hosts is not read.
+    the first: a list of a hundred hosts is not read. That a quota holds a rank back is left out
+    where the quota itself is named.
     """
-    found = (*judge_machines(checkup), *judge_links(checkup), *judge_speeds(checkup))
-    return _merged(_without_doubles(found))
-
-
-def _without_doubles(found: Iterable[FoundAilment]) -> list[FoundAilment]:
-    """Leave out that a quota holds a rank back, where the quota itself is named."""
-    found = list(found)
+    found = [*judge_machines(checkup), *judge_links(checkup), *judge_speeds(checkup)]
     named = [each.ranks for each in found if each.ailment == "quota-below-threads"]
-    held = {rank for ranks in named for rank in ranks}
-    return [
-        each
-        for each in found
-        if each.ailment != "quota-throttles" or not held.issuperset(each.ranks)
-    ]
-
-
-def _merged(found: Iterable[FoundAilment]) -> tuple[FoundAilment, ...]:
+    limited = {rank for ranks in named for rank in ranks}
     groups: dict[tuple[str, str], list[FoundAilment]] = {}
     for each in found:
-        groups.setdefault((each.ailment, each.remedy), []).append(each)
+        if each.ailment != "quota-throttles" or not limited.issuperset(each.ranks):
+            groups.setdefault((each.ailment, each.remedy), []).append(each)
     merged: list[FoundAilment] = []
     for group in groups.values():
         merged += group if len(group) <= MOST_ALIKE else [_one(group)]

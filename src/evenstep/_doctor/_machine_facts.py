@@ -12,7 +12,6 @@ import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Self, final
 
 from .._exchange._meeting import interface_address, loopback
@@ -112,12 +111,7 @@ class LinkServer:
         threading.Thread(target=self._accept, daemon=True).start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         with suppress(OSError):
             self._listener.shutdown(socket.SHUT_RDWR)  # closing alone leaves `accept` waiting
         self._listener.close()

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from .._render import counted, number, percent, seconds
+from .._render import counted, number, seconds
 from .._types import FloatArray
 from ._read_figures import LinkFigures, ReportFigures
 from ._sentences import LABELS, rank_name
@@ -122,6 +122,7 @@ def _swatch(series: Spec) -> str:
     return f"<svg width=30 height=10 aria-hidden=true>{line}</svg> "
 
 
+_MOST_STEPS = 20  # or stretches in a table
 _MOST_CELLS = 1 << 17  # of a heat map: 350 kB of text
 _NONE = 65535
 
@@ -146,11 +147,15 @@ def lines(
         stepped: whether a value holds until the next.
     """
     found: list[Spec] = [
-        {"label": label, "color": color, "values": rounded(values), "stepped": stepped}
-        for label, (color, values) in series.items()
+        {
+            "label": label,
+            "color": color,
+            "values": rounded(values),
+            "stepped": stepped,
+            "dash": DASHES[at % len(DASHES)],
+        }
+        for at, (label, (color, values)) in enumerate(series.items())
     ]
-    for at, one in enumerate(found):
-        one["dash"] = DASHES[at % len(DASHES)]
     if extent is not None:
         roles = zip(("least", "most"), extent, strict=True)
         found += [{"role": role, "values": rounded(values)} for role, values in roles]
@@ -235,14 +240,13 @@ def wider(values: FloatArray, factor: int) -> FloatArray:
 
 def highest(*tables: FloatArray) -> float:
     """Return the largest of the values that are known; 1 where that is 0, or none is."""
-    found = [float(values[~np.isnan(values)].max(initial=0.0)) for values in tables]
-    return max(found) or 1.0
+    return max(float(np.fmax.reduce(one, axis=None, initial=0.0)) for one in tables) or 1.0
 
 
 def lowest(values: FloatArray) -> float:
     """Return the smallest of the values that are known; 0 where none is."""
-    known = values[~np.isnan(values)]
-    return float(known.min()) if len(known) else 0.0
+    least = float(np.fmin.reduce(values, axis=None))
+    return 0.0 if math.isnan(least) else least
 
 
 def rounded(values: FloatArray) -> list[float | None]:
@@ -254,12 +258,6 @@ def as_script(charts: Mapping[str, Spec]) -> str:
     """Return the charts as JSON that cannot end the element around it."""
     text = json.dumps(charts, allow_nan=False, separators=(",", ":"))
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
-
-
-def every(run: ReportFigures, most: int = 20) -> Sequence[int]:
-    """Return stretches for a table: at most so many, with the same distance."""
-    step = math.ceil(len(run.edges) / most)
-    return range(0, len(run.edges), step)
 
 
 def _on_steps(run: ReportFigures, key: str) -> Spec:
@@ -468,7 +466,7 @@ def _plan_notes(run: ReportFigures, width: int) -> dict[int, str]:
 
 def _over_time(run: ReportFigures, caption: str, columns: Mapping[str, FloatArray]) -> str:
     """Return a table over the steps: some stretches of many, at equal distances."""
-    shown = every(run)
+    shown = range(0, len(run.edges), math.ceil(len(run.edges) / _MOST_STEPS))
     if len(shown) < len(run.edges):
         caption += f"; {len(shown)} of {len(run.edges)} stretches, at equal distances"
     names = [name for name, values in columns.items() if np.nan_to_num(values).any()]
@@ -483,12 +481,8 @@ def _over_time(run: ReportFigures, caption: str, columns: Mapping[str, FloatArra
 
 def _by_rank(run: ReportFigures, caption: str, values: FloatArray) -> str:
     """Return a table by rank: its mean, least and most over the stretches."""
-    with np.errstate(invalid="ignore"):
-        known = ~np.isnan(values)
-        num = np.maximum(known.sum(axis=0), 1)
-        means = np.where(known.any(axis=0), np.nansum(values, axis=0) / num, np.nan)
-    least = np.where(known, values, np.inf).min(axis=0)
-    most = np.where(known, values, -np.inf).max(axis=0)
+    means = over(np.nansum(values, axis=0), (~np.isnan(values)).sum(axis=0).astype(np.float64))
+    least, most = np.fmin.reduce(values), np.fmax.reduce(values)  # which pass over NaN
     order = np.arange(run.world_size)
     if run.world_size > MOST_ROWS:
         order = np.sort(np.argsort(-np.nan_to_num(most - least), kind="stable")[:MOST_ROWS])
@@ -502,8 +496,3 @@ def _by_rank(run: ReportFigures, caption: str, values: FloatArray) -> str:
 
 def _cell(value: Any, words: Any) -> str:
     return words(float(value)) if np.isfinite(value) else "unknown"
-
-
-def share_cell(value: float) -> str:
-    """Return a share as it stands in a table."""
-    return f"{percent(value)} %"

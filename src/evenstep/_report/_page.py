@@ -11,6 +11,7 @@ from string import Template
 import numpy as np
 
 from .._render import counted, number, percent, seconds, sizes
+from .._telemetry._line import shares
 from ._charts import (
     MOST_ROWS,
     Charts,
@@ -22,7 +23,6 @@ from ._charts import (
     key_figures,
     of_ranks,
     overlaid,
-    share_cell,
     step_times,
     table,
     text,
@@ -44,6 +44,7 @@ from ._sentences import (
 from ._step_tally import PARTS
 
 _LETTERS = ("a", "b")
+_MOST_FAULTS = 400
 
 
 def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
@@ -54,7 +55,9 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
         version: of evenstep.
         made: when it is written, as text.
     """
-    names = _names(runs)
+    names = [run.name or "run" for run in runs]
+    if len(set(names)) < len(names):
+        names = [f"{name} ({letter})" for name, letter in zip(names, "AB", strict=True)]
     high = highest(*map(waiting_shares, runs)) if len(runs) > 1 else None
     charts: Charts = {}
     parts: list[Section] = []
@@ -76,7 +79,11 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
         subtitle=escape(words),
         style=asset("uPlot.min.css") + asset("report.css"),
         links="".join(f'<li><a href="#{name}">{escape(head)}</a></li>' for name, head, _ in parts),
-        body="".join(map(_section, parts)),
+        body="".join(
+            f'<section id="{name}" aria-labelledby="{name}-title">'
+            f'<h2 id="{name}-title">{escape(heading)}</h2>{html}</section>'
+            for name, heading, html in parts
+        ),
         footer=escape(f"Made by evenstep {version}, {made}. Charts: uPlot 1.6.32, MIT licence."),
         charts=as_script(charts),
         script=f"/*\n{asset('uPlot-LICENSE')}*/\n{asset('uPlot.iife.min.js')}{asset('report.js')}",
@@ -85,21 +92,6 @@ def page(runs: Sequence[ReportFigures], *, version: str, made: str) -> str:
 
 Section = tuple[str, str, str]
 """What links lead to, the heading, and what is below it."""
-
-
-def _section(part: Section) -> str:
-    name, heading, html = part
-    return (
-        f'<section id="{name}" aria-labelledby="{name}-title">'
-        f'<h2 id="{name}-title">{escape(heading)}</h2>{html}</section>'
-    )
-
-
-def _names(runs: Sequence[ReportFigures]) -> list[str]:
-    names = [run.name or "run" for run in runs]
-    if len(set(names)) < len(names):
-        return [f"{name} ({letter})" for name, letter in zip(names, "AB", strict=True)]
-    return names
 
 
 def _compared(charts: Charts, runs: Sequence[ReportFigures], names: Sequence[str]) -> str:
@@ -165,7 +157,11 @@ def _lost(run: ReportFigures) -> str:
         spent = run.accounts.rank_part_s.sum(axis=0)
         total = spent.sum() or 1.0
         rows = [
-            [LABELS[PARTS[at]], lasting(spent[at] / run.world_size), share_cell(spent[at] / total)]
+            [
+                LABELS[PARTS[at]],
+                lasting(spent[at] / run.world_size),
+                f"{percent(spent[at] / total)} %",
+            ]
             for at in np.argsort(-spent, kind="stable").tolist()
         ]
         header = ["Part of a step", "time, mean of ranks", "share"]
@@ -216,7 +212,7 @@ def _plans(run: ReportFigures) -> str:
             f"{change.event.step:,}",
             change.event.reason,
             _sizes(change.event.batch_size, change.before),
-            share_cell(change.moved_share),
+            f"{percent(change.moved_share)} %",
         ]
         for change in run.changes
     ]
@@ -224,7 +220,7 @@ def _plans(run: ReportFigures) -> str:
     most = max(run.changes, key=lambda change: change.moved_share)
     words = (
         f"The batch sizes changed {counted(run.num_changes, 'time')}. The largest change, at step "
-        f"{most.event.step:,}, moved {share_cell(most.moved_share)} of the samples: "
+        f"{most.event.step:,}, moved {percent(most.moved_share)} % of the samples: "
         f"{ended(most.event.reason)}"
     )
     return text("p", words) + folded(caption, table(caption, header, rows, left=3))
@@ -298,26 +294,16 @@ def _shares(links: LinkFigures) -> str:
     caption = "Plans of shares"
     if len(links.shares) < links.num_shares:
         caption += f": the newest {len(links.shares)} of {links.num_shares}"
-    rows = [
-        [
-            f"{plan.step:,}",
-            plan.reason,
-            _parts(plan.parts),
-            "unknown" if plan.predicted_s is None else seconds(plan.predicted_s),
-            "unknown" if plan.plain_s is None else seconds(plan.plain_s),
-        ]
-        for plan in links.shares
-    ]
+    rows = []
+    for plan in links.shares:
+        parts = "plain all-reduce" if plan.parts is None else f"{len(plan.parts)} ranks"
+        if plan.parts is not None and len(plan.parts) <= 16:
+            parts = shares(plan.parts)
+        times = (plan.predicted_s, plan.plain_s)
+        cells = ["unknown" if each_s is None else seconds(each_s) for each_s in times]
+        rows.append([f"{plan.step:,}", plan.reason, parts, *cells])
     header = ["Step", "reason", "shares in percent", "predicted", "plain all-reduce"]
     return table(caption, header, rows, left=3)
-
-
-def _parts(parts: Sequence[int] | None) -> str:
-    if parts is None:
-        return "plain all-reduce"
-    total = sum(parts) or 1
-    shares = [f"{100 * part / total:.0f}" for part in parts]
-    return " ".join(shares) if len(shares) <= 16 else f"{len(shares)} ranks"
 
 
 def _faults(run: ReportFigures) -> str:
@@ -331,10 +317,12 @@ def _faults(run: ReportFigures) -> str:
             one.text,
             f"{one.num:,}",
         ]
-        for one in run.mishaps
+        for one in run.mishaps[-_MOST_FAULTS:]
     ]
-    header = ["Step", "event", "rank", "what happened", "times"]
-    return table("What went wrong, or was limited; the newest of each kind", header, rows, left=4)
+    caption = "What went wrong, or was limited; the newest of each kind"
+    if len(rows) < len(run.mishaps):
+        caption += f", and {len(rows)} of {len(run.mishaps)}"
+    return table(caption, ["Step", "event", "rank", "what happened", "times"], rows, left=4)
 
 
 def _settings(run: ReportFigures) -> str:

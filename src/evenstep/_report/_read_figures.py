@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import heapq
-import os
 import re
 from collections import deque
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from typing import final
 import numpy as np
 
 from .._telemetry import EventFile
+from .._telemetry._event_lines import run_name
 from .._telemetry._line import happened
 from ..events import (
     EstimatesRestored,
@@ -221,7 +221,6 @@ def _moved(before: tuple[int, ...] | None, after: tuple[int, ...]) -> float:
     return sum(abs(new - was) for new, was in zip(after, old, strict=True)) / 2 / total
 
 
-_MOST = 400
 _MOST_CHARACTERS = 2000
 
 
@@ -273,7 +272,7 @@ def read_figures(path: str | Path) -> ReportFigures:
         OSError: the file cannot be read.
     """
     events = EventFile(path)
-    figures = ReportFigures(_name_of(events.path))
+    figures = ReportFigures(run_name(path))
     for event in events:
         figures.add(event)
     if not figures.finish():
@@ -329,7 +328,6 @@ class ReportFigures:
         self._sizes: tuple[int, ...] | None = None  # None is equal ones
         self._largest: list[tuple[float, int, PlanChange]] = []
         self._mishaps: dict[tuple[str, int | None], Mishap] = {}
-        self._num_more = 0  # mishaps that are not kept
 
     def finish(self) -> bool:
         """Have all attributes say what was added; return whether any step was measured."""
@@ -350,9 +348,6 @@ class ReportFigures:
         self.changes = [one for _, _, one in sorted(self._largest, key=lambda each: -each[1])]
         self.changes_by_stretch = self._bins.table("changes")[:num, 0].astype(np.int64)
         self.mishaps = sorted(self._mishaps.values(), key=lambda mishap: mishap.step)
-        if self._num_more:
-            text = f"{self._num_more} more of these are not listed."
-            self.mishaps.append(Mishap("More", self._newest, None, text, self._num_more))
         return True
 
     def add(self, event: Event) -> None:
@@ -427,14 +422,5 @@ class ReportFigures:
         if not words or is_first_start:
             return
         key = kind, rank
-        if key not in self._mishaps and len(self._mishaps) >= _MOST:
-            self._num_more += 1
-            return
         num = self._mishaps[key].num + 1 if key in self._mishaps else 1
         self._mishaps[key] = Mishap(kind, self._newest, rank, words[:_MOST_CHARACTERS], num)
-
-
-def _name_of(file: Path) -> str:
-    """Return the name of a run: its folder's, or the file's where that is called otherwise."""
-    name = file.absolute().parent.name if file.name == "events.jsonl" else file.stem
-    return os.fsencode(name).decode("utf-8", "replace")  # of any bytes, and a page is text

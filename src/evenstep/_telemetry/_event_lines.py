@@ -158,7 +158,8 @@ class EventLines:
             event: Event = _KINDS[name].decode(text)
         except ValidationError as error:
             raise ValueError(f"`{name}(...)`: {error}") from None
-        if isinstance(event, WaitingDiagnosed) and not _is_even(event):
+        lengths = {len(getattr(event, field, ())) for field in _BY_CAUSE}
+        if isinstance(event, WaitingDiagnosed) and len(lengths) > 1:
             raise ValueError("`WaitingDiagnosed` must have as many entries for each cause")
         known = event.world_size if isinstance(event, RunStarted) else self._world_size
         size = _checked_ranks(event, known)
@@ -185,10 +186,6 @@ def _begun(line: Line) -> tuple[str, _Head]:
         raise ValueError("no event, an object with its name") from None
     except (DecodeError, RecursionError):  # the latter of what is nested deeply
         raise ValueError("no JSON") from None
-
-
-def _is_even(event: WaitingDiagnosed) -> bool:
-    return len({len(getattr(event, field)) for field in _BY_CAUSE}) == 1
 
 
 def _checked_ranks(event: Event, world_size: int | None) -> int | None:
@@ -243,7 +240,10 @@ class EventFile(EventLines):
             OSError: the file cannot be read.
         """
         with self.path.open("rb", _BUFFER) as file:
-            _check_kind(file, self.path)
+            if stat.S_IFMT(os.fstat(file.fileno()).st_mode) not in (stat.S_IFREG, stat.S_IFIFO):
+                # Such as ``/dev/zero``, which has no end.
+                got, remedy = f"{self.path}", "Give a run's."
+                raise invalid("EventFile(path=...)", "be a file or a pipe", got, remedy)
             for line in whole_lines(file):
                 event = self.read(line)
                 if event is not None:
@@ -255,6 +255,13 @@ def events_file(path: str | Path) -> Path:
     """Return the file of events in a run's folder; of a file, itself."""
     path = Path(path)
     return path / "events.jsonl" if path.is_dir() else path
+
+
+def run_name(path: str | Path) -> str:
+    """Return the name of a run: its folder's, or the file's where that is called otherwise."""
+    file = events_file(path)
+    name = file.absolute().parent.name if file.name == "events.jsonl" else file.stem
+    return name.encode("utf-8", "replace").decode()  # of any bytes, and a page is text
 
 
 def whole_lines(file: BinaryIO) -> Iterator[Line]:
@@ -273,12 +280,6 @@ def whole_lines(file: BinaryIO) -> Iterator[Line]:
             while (line := file.readline(LONGEST_LINE)) and not line.endswith(b"\n"):
                 pass
             yield None
-
-
-def _check_kind(file: BinaryIO, path: Path) -> None:
-    """Refuse what has no end, such as ``/dev/zero``."""
-    if stat.S_IFMT(os.fstat(file.fileno()).st_mode) not in (stat.S_IFREG, stat.S_IFIFO):
-        raise invalid("EventFile(path=...)", "be a file or a pipe", f"{path}", "Give a run's.")
 
 
 _MARK = 256  # bytes: they hold times to the last digit, which no other step has

@@ -133,12 +133,15 @@ def _shares(event: SharesPlanned) -> str:
     """Return who sums the gradients from now on and why, as a sentence."""
     if event.parts is None:
         return f"gradients are summed by {event.reason}"  # which begins with how
-    whole = sum(event.parts) or 1
-    shares = [f"{100 * part / whole:.0f}" for part in event.parts]
-    if len(shares) > 16:
+    if len(event.parts) > 16:
         number = sum(part > 0 for part in event.parts)
         return f"{number} ranks sum shares of the gradients ({event.reason})"
-    return f"each rank sums its share of the gradients, {' '.join(shares)} % ({event.reason})"
+    return f"each rank sums its share of the gradients, {shares(event.parts)} % ({event.reason})"
+
+
+def shares(parts: Sequence[int]) -> str:
+    """Return parts in percent of all of them."""
+    return " ".join(f"{100 * part / (sum(parts) or 1):.0f}" for part in parts)
 
 
 def named(event: WaitingDiagnosed, hosts: Sequence[str]) -> str:
@@ -148,32 +151,24 @@ def named(event: WaitingDiagnosed, hosts: Sequence[str]) -> str:
         event: what was found.
         hosts: host name of every rank; of none where they are not known.
     """
-    found = zip(event.causes, event.ranks, event.lost_share, strict=True)
-    return ", ".join(
-        f"{_whose(rank, hosts)}{cause} {percent(share)} %"
-        for cause, rank, share in list(found)[:_MOST_NAMED]
-    )
+    found = []
+    for cause, rank, share in zip(event.causes, event.ranks, event.lost_share, strict=True):
+        host = f"@{hosts[rank]}" if 0 <= rank < len(hosts) else ""
+        whose = f"rank {rank}{host}: " if rank >= 0 else ""
+        found.append(f"{whose}{cause} {percent(share)} %")
+    return ", ".join(found[:_MOST_NAMED])
 
 
 def waiting_news(event: WaitingDiagnosed, hosts: Sequence[str]) -> str:
     """Return a line on causes that are new, with the evidence of the first; or nothing."""
     if not event.causes:
         return ""
+    evidence = event.evidence[0]
     return (
         f"step {event.step}: ranks wait for others in {percent(event.waiting_share)} % of their "
-        f"time. Lost by: {named(event, hosts)}. {_first_up(event.evidence[0])}. What to do: "
+        f"time. Lost by: {named(event, hosts)}. {evidence[:1].upper()}{evidence[1:]}. What to do: "
         f"{event.remedy[0]}"
     )
-
-
-def _whose(rank: int, hosts: Sequence[str]) -> str:
-    if rank < 0:
-        return ""
-    return f"rank {rank}@{hosts[rank]}: " if rank < len(hosts) else f"rank {rank}: "
-
-
-def _first_up(text: str) -> str:
-    return text[:1].upper() + text[1:]
 
 
 PARTS = tuple(field.name.removesuffix("_s") for field in fields(StepsAccounted)[3:])

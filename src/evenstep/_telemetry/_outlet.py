@@ -260,23 +260,18 @@ def open_outlets(
         hooks: the user's own.
     """
     outlets = []
-    if run_dir is not None and (file := _open_file(Path(run_dir))) is not None:
-        outlets.append(Outlet(file, finish=file.close))
+    if run_dir is not None:
+        try:
+            file = JsonLines(Path(run_dir) / "events.jsonl")
+            outlets.append(Outlet(file, finish=file.close))
+        except OSError as error:
+            _LOG.warning(
+                "No events are written to %s (%s); training continues. Give "
+                "`Runtime(run_dir=...)` a folder of its own that rank 0 can write to.",
+                run_dir,
+                error,
+            )
     outlets.append(Outlet(FaultLog(), name="standard error"))
     if line_every is not None:
         outlets.append(Outlet(ProgressLine(sys.stderr, line_every), name="standard error"))
     return outlets + [Outlet(hook) for hook in hooks]
-
-
-def _open_file(run_dir: Path) -> JsonLines | None:
-    """Open the file of events, or say why there will be none."""
-    try:
-        return JsonLines(run_dir / "events.jsonl")
-    except OSError as error:
-        _LOG.warning(
-            "No events are written to %s (%s); training continues. Give `Runtime(run_dir=...)` a "
-            "folder of its own that rank 0 can write to.",
-            run_dir,
-            error,
-        )
-        return None

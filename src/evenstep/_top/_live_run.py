@@ -13,7 +13,6 @@ from .._telemetry._line import WholeRun, happened, whole_steps
 from .._types import FloatArray
 from ..events import (
     Event,
-    LinksMeasured,
     Rebalanced,
     RunEnded,
     RunStarted,
@@ -71,6 +70,7 @@ class LiveRun:
         whole: what all of them took, and would have with the equal split.
         diagnosis: the newest one.
         ended: the event at the end; None while the run is in progress.
+        accounts: where the time of the newest steps went.
         plans: the newest changes of batch sizes.
         news: the newest step and text of what a person has to know.
     """
@@ -89,7 +89,7 @@ class LiveRun:
         self.news: deque[str] = deque(maxlen=_NEWS)
         self._steps: deque[StepMeasured] = deque(maxlen=WINDOW)
         self._walls_s: deque[tuple[float, int]] = deque(maxlen=WINDOW)  # and of how many steps
-        self._accounts: deque[StepsAccounted] = deque(maxlen=WINDOW)
+        self.accounts: deque[StepsAccounted] = deque(maxlen=WINDOW)
 
     def add(self, event: Event) -> None:
         """Take in the next event."""
@@ -100,15 +100,13 @@ class LiveRun:
             case StepMeasured():
                 self._measured(event)
             case StepsAccounted():
-                self._accounts.append(event)
+                self.accounts.append(event)
             case WaitingDiagnosed():
                 self.diagnosis = event
             case Rebalanced():
                 self.plans.append(replace(event, reason=event.reason[:_LONGEST]))
             case RunEnded():
                 self.ended = event
-            case LinksMeasured():
-                pass
             case _:
                 self._notify(event)
 
@@ -136,11 +134,6 @@ class LiveRun:
         return self.whole.last
 
     @property
-    def accounts(self) -> tuple[StepsAccounted, ...]:
-        """Where the time of the newest steps went."""
-        return tuple(self._accounts)
-
-    @property
     def step_s(self) -> float | None:
         """Seconds of one of the newest steps, in the mean; the slowest rank's alone if need be."""
         if self._walls_s:
@@ -152,8 +145,8 @@ class LiveRun:
     @property
     def idle_share(self) -> float | None:
         """Part of all ranks' time that is waiting for others, in the newest steps."""
-        if wall_s := sum(sum(one.wall_s) for one in self._accounts):
-            return sum(sum(one.waiting_s) for one in self._accounts) / wall_s
+        if wall_s := sum(sum(one.wall_s) for one in self.accounts):
+            return sum(sum(one.waiting_s) for one in self.accounts) / wall_s
         if not self._steps:
             return None
         return fmean([step.idle_share for step in self._steps], self._num_steps())
@@ -177,7 +170,10 @@ class LiveRun:
         part = num / num.sum()
         lost_s = _lost_s(own_s, num)
         waiting_s = self._waiting_s()
-        causes = self._causes()
+        causes: dict[int, str] = {}  # the costliest of each rank
+        if self.diagnosis is not None:
+            pairs = zip(self.diagnosis.ranks, self.diagnosis.causes, strict=True)
+            causes = dict(reversed(list(pairs)))
         mean_s = part @ compute_s
         speed = part @ sizes / np.maximum(mean_s, _LEAST_S)
         order = np.lexsort((-part @ own_s, -lost_s))
@@ -197,8 +193,8 @@ class LiveRun:
         ]
 
     def _waiting_s(self) -> FloatArray:
-        if num_steps := sum(one.num_steps for one in self._accounts):
-            total: FloatArray = np.sum([one.waiting_s for one in self._accounts], axis=0)
+        if num_steps := sum(one.num_steps for one in self.accounts):
+            total: FloatArray = np.sum([one.waiting_s for one in self.accounts], axis=0)
             return total / num_steps
         idle_s = [step.idle_s for step in self._steps]
         mean: FloatArray = np.average(idle_s, axis=0, weights=self._num_steps())
@@ -207,13 +203,6 @@ class LiveRun:
     def _num_steps(self) -> list[int]:
         """Return of how many steps each of the newest events is."""
         return [step.num_steps for step in self._steps]
-
-    def _causes(self) -> dict[int, str]:
-        """Return the costliest cause of each rank that has one."""
-        if self.diagnosis is None:
-            return {}
-        pairs = list(zip(self.diagnosis.ranks, self.diagnosis.causes, strict=True))
-        return dict(reversed(pairs))
 
 
 def _lost_s(own_s: FloatArray, num: FloatArray) -> FloatArray:

@@ -100,7 +100,7 @@ class FileSource(Source):
         super().__init__(str(path), clock)
         self._path = path
         self._file: FollowedFile | None = None
-        self._num_replaced, self._age_s, self._is_cut = 0, 0.0, False
+        self._age_s, self._is_cut = 0.0, False
 
     @property
     def remark(self) -> str:
@@ -113,9 +113,8 @@ class FileSource(Source):
             if self._pending:
                 return True
         lines = self._file.read()
-        if self._file.num_replaced != self._num_replaced:
-            self._num_replaced = self._file.num_replaced
-            self._is_cut = False
+        if self._file.num_replaced:
+            self._file.num_replaced, self._is_cut = 0, False
             self._anew()
         self._pending.extend(lines)
         if not lines:

@@ -45,10 +45,14 @@ class TopView:
         """Draw it."""
         width = options.max_width
         above = [*self._header(width), *self._state(width)]
-        below = [*_causes(self.run), *_changes(self.run), *_news(self.run)]
+        news = [Text(_printable(text), "yellow") for text in self.run.news]
+        below: list[Text] = []
+        for part in (_causes(self.run), [*map(_change, self.run.plans)], news):
+            below += [Text(), *part] if part else []
         if self.remark:
             below.append(Text(_printable(self.remark), "dim"))
-        used = sum(_height(text, width) for text in (*above, *below)) + 3  # heads, blank, more
+        heights = [max(1, ceil(text.cell_len / max(width, 1))) for text in (*above, *below)]
+        used = sum(heights) + 3  # heads, blank, more
         ranks = self.run.ranks()
         shown = ranks
         if self.fits:
@@ -70,7 +74,9 @@ class TopView:
         run = self.run
         if run.last is None:
             return [Text("no step was measured yet", "cyan")]
-        lines = _flow([_progress(run), _pace(run), _saved(run)], width)
+        step_s = "-" if run.step_s is None else seconds(run.step_s)
+        pace = Text(f"{step_s} a step   idle {percent(run.idle_share or 0)} %")
+        lines = _flow([_progress(run), pace, _saved(run)], width)
         if run.ended is not None:
             count = counted(run.ended.num_steps, "step")
             lines.append(Text(f"the run ended after {count}", "cyan"))
@@ -101,11 +107,6 @@ def _progress(run: LiveRun) -> Text:
         left = "" if run.left_s is None else f", {clock(run.left_s)} left"
         text.append(f" ({done} of {run.start.num_steps} of its epoch{left})")
     return text
-
-
-def _pace(run: LiveRun) -> Text:
-    step_s = "-" if run.step_s is None else seconds(run.step_s)
-    return Text(f"{step_s} a step   idle {percent(run.idle_share or 0)} %")
 
 
 def _saved(run: LiveRun) -> Text:
@@ -208,8 +209,8 @@ def _causes(run: LiveRun) -> list[Text]:
         return []
     title = f"waiting is {percent(found.waiting_share)} % of the time, at step {found.step}"
     if not found.causes:
-        return [Text(), Text(f"{title}: no verdict. {_printable(found.no_verdict)}")]
-    return [Text(), Text(title), *(_cause(run, found, at) for at in range(len(found.causes)))]
+        return [Text(f"{title}: no verdict. {_printable(found.no_verdict)}")]
+    return [Text(title), *(_cause(run, found, at) for at in range(len(found.causes)))]
 
 
 def _cause(run: LiveRun, found: WaitingDiagnosed, at: int) -> Text:
@@ -227,21 +228,9 @@ def _cause(run: LiveRun, found: WaitingDiagnosed, at: int) -> Text:
     )
 
 
-def _changes(run: LiveRun) -> list[Text]:
-    return [Text(), *map(_change, run.plans)] if run.plans else []
-
-
 def _change(plan: Rebalanced) -> Text:
     sizes = shortened(plan.batch_size)
     return Text(f"from step {plan.step}: batch {sizes}: {_printable(plan.reason)}")
-
-
-def _news(run: LiveRun) -> list[Text]:
-    return [Text(), *(Text(_printable(text), "yellow") for text in run.news)] if run.news else []
-
-
-def _height(text: Text, width: int) -> int:
-    return max(1, ceil(text.cell_len / max(width, 1)))
 
 
 def _printable(text: str, most: int = 300) -> str:

@@ -99,6 +99,7 @@ def read_run(path: str | Path) -> RunTimes:
     sizes = np.array([step.batch_size for step in shown], np.int64)
     total, start = run.global_batch_size, run.start
     named = () if start is None else zip(start.hosts, start.devices, strict=True)
+    caps = [run.caps.get(rank, total) for rank in range(sizes.shape[1])]
     found = RunTimes.of(
         sizes,
         np.array([step.compute_s for step in shown], np.float64),
@@ -107,7 +108,7 @@ def read_run(path: str | Path) -> RunTimes:
         global_batch_size=total,
         ranks=tuple(range(sizes.shape[1])),
         names=tuple(f"{host} {device}" for host, device in named),
-        max_batch_size=_caps(run.caps, sizes.shape[1], total),
+        max_batch_size=np.array(caps, np.int64) if run.caps else None,
         overhead_s=_overhead_s(steps),
         saved_by_cost=_saved_by_cost(shown),
     )
@@ -133,12 +134,6 @@ def _overhead_s(steps: Iterable[StepMeasured]) -> float:
     """Return the median of what a step took past its computing."""
     past_s = [wall_s - step.makespan_s for step, wall_s in whole_steps(steps)]
     return max(float(np.median(past_s)), 0.0) if past_s else 0.0
-
-
-def _caps(caps: dict[int, int], world_size: int, total: int) -> IntArray | None:
-    if not caps:
-        return None
-    return np.array([caps.get(rank, total) for rank in range(world_size)], np.int64)
 
 
 @dataclass(frozen=True, slots=True)

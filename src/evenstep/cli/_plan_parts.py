@@ -358,10 +358,8 @@ def lengths_part(
             raise refused("plan", option, "come with --lengths", "it alone", remedy)
         return None
     if run.max_batch_size is not None:
-        rule, remedy = (
-            "be left out where batches have caps",
-            "Caps count samples: leave out `--max`.",
-        )
+        rule = "be left out where batches have caps"
+        remedy = "Caps count samples: leave out `--max`."
         raise refused("plan", "--lengths", rule, lengths, remedy)
     slope_s = np.tile(run.times.slope_s, (_LEARNING + _COUNTED, 1))
     workers = Scenario("plan", np.array(run.times.intercept_s), slope_s, np.ones_like(slope_s))

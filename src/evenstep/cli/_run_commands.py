@@ -185,25 +185,21 @@ def _stopped_once() -> Iterator[None]:
             signal.signal(kind, handler)
 
 
-Ranks = Annotated[
-    int | None, typer.Option(help="Ranks to start on this machine (default: one per GPU, or 1).")
-]
-StepName = Annotated[
-    str | None,
-    typer.Option("--step", help="Your own step: MODULE:FUNCTION or FILE.py:FUNCTION."),
-]
-Total = Annotated[
-    int | None,
-    typer.Option(help="Samples per step of all ranks (default: 32 per rank, 512 on GPUs)."),
-]
-Out = Annotated[Path | None, typer.Option(help="File to write, for `evenstep plan --doctor`.")]
-
-
 def doctor(
-    nproc_per_node: Ranks = None,
-    step: StepName = None,
-    global_batch_size: Total = None,
-    out: Out = None,
+    nproc_per_node: Annotated[
+        int | None,
+        typer.Option(help="Ranks to start on this machine (default: one per GPU, or 1)."),
+    ] = None,
+    step: Annotated[
+        str | None, typer.Option(help="Your own step: MODULE:FUNCTION or FILE.py:FUNCTION.")
+    ] = None,
+    global_batch_size: Annotated[
+        int | None,
+        typer.Option(help="Samples per step of all ranks (default: 32 per rank, 512 on GPUs)."),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option(help="File to write, for `evenstep plan --doctor`.")
+    ] = None,
     json: Annotated[bool, typer.Option("--json", help="Print JSON instead.")] = False,
 ) -> None:
     """Say in a minute what is wrong with machines and links, and what plain training wastes.
@@ -230,15 +226,12 @@ def doctor(
         parsed(words)  # torchrun would report an error by its own traceback
     except ValueError as error:
         fail(str(error), 2)
-    raise typer.Exit(main(words) if ranks == 1 else _torchrun(ranks, words))
-
-
-def _torchrun(ranks: int, words: list[str]) -> int:
-    """Run it on so many ranks of this machine, and return the exit code."""
+    if ranks == 1:
+        raise typer.Exit(main(words))
     # localhost: the machine's own name need not resolve, on a laptop say.
     torchrun = ["-m", "torch.distributed.run", "--standalone", "--local-addr=localhost"]
     command = [sys.executable, *torchrun, f"--nproc-per-node={ranks}", "-m", "evenstep.doctor"]
-    return subprocess.run([*command, *words], check=False).returncode
+    raise typer.Exit(subprocess.run([*command, *words], check=False).returncode)
 
 
 _NEEDED = ("torch", "matplotlib")
@@ -341,13 +334,15 @@ def top(
     try:
         within("top", "--refresh", refresh, 0.1, 3600, "1 second is a good pace.")
         source = _source(run)
-        if once or not console.is_terminal or console.is_dumb_terminal:
-            console.print(_now(source, run))
-            return
-        with suppress(KeyboardInterrupt), quit_key() as wait:
-            follow(source, console, title=run, refresh_s=refresh, wait=wait)
-        # What is left on the screen.
-        console.print(TopView(source.run, run, source.remark, source.silent_s))
+        once = once or not console.is_terminal or console.is_dumb_terminal
+        if once:  # a file is read up to its end, and a stream ends by itself
+            while not source.is_over and (source.update(within_s=1.0) or run == "-"):
+                pass
+        else:
+            with suppress(KeyboardInterrupt), quit_key() as wait:
+                follow(source, console, title=run, refresh_s=refresh, wait=wait)
+        # Of a view that was followed, what is left on the screen.
+        console.print(TopView(source.run, run, source.remark, source.silent_s, fits=not once))
     except OSError as error:
         fail(str(unread("top", "RUN", run, error)), 2)
     except ValueError as error:
@@ -361,28 +356,18 @@ def _source(run: str) -> Source:
     return FileSource(Path(run))
 
 
-def _now(source: Source, run: str) -> TopView:
-    """Return a view of all that is there by now."""
-    while not source.is_over:
-        if not source.update(within_s=1.0) and isinstance(source, FileSource):
-            break  # it is read up to its end, and a stream ends by itself
-    return TopView(source.run, run, source.remark, source.silent_s, fits=False)
-
-
-Run = Annotated[
-    Path,
-    typer.Argument(help="A recorded run's folder, or its events.jsonl.", metavar="RUN"),
-]
-Other = Annotated[
-    Path | None, typer.Option("--compare", help="Another run, shown beside it.", metavar="RUN2")
-]
-Output = Annotated[
-    Path | None,
-    typer.Option("--output", "-o", help="The page (default: report.html in the run's folder)."),
-]
-
-
-def report(run: Run, compare: Other = None, output: Output = None) -> None:
+def report(
+    run: Annotated[
+        Path, typer.Argument(help="A recorded run's folder, or its events.jsonl.", metavar="RUN")
+    ],
+    compare: Annotated[
+        Path | None, typer.Option(help="Another run, shown beside it.", metavar="RUN2")
+    ] = None,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="The page (default: report.html in the run's folder)."),
+    ] = None,
+) -> None:
     """Write one HTML page about a recorded run. The page needs no network and no server."""
     path = output or (run if os.path.isdir(run) else run.parent) / "report.html"
     try:

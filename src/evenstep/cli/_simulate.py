@@ -67,17 +67,15 @@ def _cases(drawn: Iterable[Case], recorded: Iterable[Case]) -> list[Case]:
 def _heading(cases: Sequence[Case]) -> str:
     """Return what the columns are: workers, samples, steps, seeds."""
     seeds = sorted({case.seed for case in cases if case.seed is not None})
-    several = (
-        f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else f"seed {min(seeds, default=0)}"
-    )
-    return "; ".join(dict.fromkeys(_setting(case, several) for case in cases))
-
-
-def _setting(case: Case, seeds: str) -> str:
-    given, total = case.given, f"{case.global_batch_size} samples a step"
-    if case.seed is None:
-        return f"{given.name} at {total}"
-    return f"{given.world_size} workers, {total}, {given.num_steps} steps, {seeds}"
+    drawn = f"seeds {seeds[0]} to {seeds[-1]}" if len(seeds) > 1 else "seed 0"
+    found = []
+    for case in cases:
+        given, total = case.given, f"{case.global_batch_size} samples a step"
+        if case.seed is None:
+            found.append(f"{given.name} at {total}")
+        else:
+            found.append(f"{given.world_size} workers, {total}, {given.num_steps} steps, {drawn}")
+    return "; ".join(dict.fromkeys(found))
 
 
 def _check_belonging(given: dict[str, Any]) -> None:

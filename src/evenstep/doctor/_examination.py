@@ -9,11 +9,12 @@ import secrets
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
-from typing import TextIO, final
+from typing import final
 
 import torch
 import torch.distributed as dist
@@ -136,13 +137,6 @@ def open_desk(environ: Mapping[str, str], *, timeout_s: float) -> StoreChannel:
     return StoreChannel(own, rank, world_size)
 
 
-def device_for(local_rank: int) -> torch.device:
-    """Return the device that a rank has in most scripts: the card of its number, or the CPU."""
-    if not torch.cuda.is_available():
-        return torch.device("cpu")
-    return torch.device("cuda", local_rank % torch.cuda.device_count())
-
-
 def facts_of(rank: int, device: torch.device, groups: Cgroups, *, port: int) -> RankFacts:
     """Return all that this rank says of itself.
 
@@ -252,8 +246,10 @@ def examine(
     Raises:
         RuntimeError: rank 0 did not answer, or gave this rank up.
     """
-    device = device_for(int(os.environ.get("LOCAL_RANK", 0)))
-    if device.type == "cuda":
+    device = torch.device("cpu")
+    if torch.cuda.is_available():  # the card of its number, as in most scripts
+        local_rank = int(os.environ.get("LOCAL_RANK", 0))
+        device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)  # steps are waited for on the current one
     groups = Cgroups.find()
     quota = groups.quota()
@@ -272,14 +268,6 @@ def examine(
             rank.follow()
             return None
         return rank.lead(global_batch_size, REFERENCE if step is None else step)
-
-
-def _read(sent: str) -> RankFacts | None:
-    """Return what a rank said of itself; None if its evenstep is too far from this one."""
-    try:
-        return decode(sent, type=RankFacts)
-    except MsgspecError:
-        return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -317,11 +305,14 @@ class _Rank:
             *("facts", range(desk.world_size), patience.arrive_s),
             meanwhile=partial(self.line.say, "waiting for all ranks"),
         )
-        ranks = tuple(facts for rank in sorted(sent) if (facts := _read(sent[rank])) is not None)
+        ranks: list[RankFacts] = []
+        for rank in sorted(sent):
+            with suppress(MsgspecError):  # its evenstep is too far from this one
+                ranks.append(decode(sent[rank], type=RankFacts))
         kinds = {facts.device.kind for facts in ranks}
         each = SAMPLES_PER_RANK["cuda" if kinds == {"cuda"} else "cpu"]
         global_batch_size = given or each * desk.world_size
-        checkup = Checkup(desk.world_size, global_batch_size, workload, ranks)
+        checkup = Checkup(desk.world_size, global_batch_size, workload, tuple(ranks))
         hosts = [[facts.rank for facts in group] for group in checkup.machines.values()]
         turns, num_skipped = schedule(hosts, turn_s=TURN_S, budget_s=patience.links_s)
         orders = DoctorOrders(
@@ -394,27 +385,19 @@ class _Rank:
 
 @final
 class StageLine:
-    """Says what is being done, from two seconds on.
+    """Says what is being done on standard error, from two seconds on.
 
     Args:
         shows: whether anything is said at all: one rank speaks for all.
-        stream: where to; None is stderr.
         clock: in seconds.
     """
 
-    def __init__(
-        self,
-        shows: bool,
-        *,
-        stream: TextIO | None = None,
-        clock: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._shows, self._stage = shows, ""
-        self._stream, self._clock = stream or sys.stderr, clock
+    def __init__(self, shows: bool, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._shows, self._stage, self._clock = shows, "", clock
         self._from_s = clock() + _QUIET_S
 
     def say(self, stage: str) -> None:
         """Name the stage, once."""
         if self._shows and stage != self._stage and self._clock() >= self._from_s:
             self._stage = stage
-            print(f"evenstep doctor: {stage}", file=self._stream, flush=True)
+            print(f"evenstep doctor: {stage}", file=sys.stderr, flush=True)

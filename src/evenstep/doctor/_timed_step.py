@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib
-import importlib.util
 import math
 import sys
 import time
@@ -73,26 +72,20 @@ def load_step(name: str) -> Step:
         Exception: whatever importing it raises.
     """
     place, _, function = check_step(name).rpartition(":")
-    module = _from_file(Path(place)) if place.endswith(".py") else importlib.import_module(place)
+    if place.endswith(".py"):
+        file = Path(place)
+        if not file.is_file():
+            remedy = "Give its path from the current folder."
+            raise invalid("evenstep doctor --step", "name a file that is there", file, remedy)
+        sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does
+        place = file.stem
+    module = importlib.import_module(place)
     step: Any = getattr(module, function, None)
     if not callable(step):
         rule, remedy = "name a function", f"Define `def {function}(num_samples)` in {place}."
         raise invalid("evenstep doctor --step", rule, name, remedy)
     made: Step = step
     return made
-
-
-def _from_file(file: Path) -> Any:
-    name = file.stem
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None or not file.is_file():
-        remedy = "Give its path from the current folder."
-        raise invalid("evenstep doctor --step", "name a file that is there", file, remedy)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module  # pickle and dataclasses look it up there
-    sys.path.insert(0, str(file.resolve().parent))  # as `python FILE` does, for what it imports
-    spec.loader.exec_module(module)
-    return module
 
 
 BUDGET_S = 4.0
@@ -177,11 +170,6 @@ def _timed(step: Step, size: int, repeats: int, clock: Callable[[], float]) -> f
     began_s = clock()
     for _ in range(repeats):
         step(size)
-    _finish()
-    return max((clock() - began_s) / repeats, 1e-9)
-
-
-def _finish() -> None:
-    """Wait for what was launched on a device."""
     if torch.accelerator.is_available():
-        torch.accelerator.synchronize()
+        torch.accelerator.synchronize()  # what was launched takes its time there
+    return max((clock() - began_s) / repeats, 1e-9)

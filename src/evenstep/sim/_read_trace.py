@@ -11,7 +11,7 @@ from typing import Annotated, NoReturn
 import numpy as np
 from msgspec import Meta, Struct, ValidationError, convert
 
-from .._telemetry._event_lines import WARM_UP, Recorded
+from .._telemetry._event_lines import WARM_UP, Recorded, run_name
 from .._types import FloatArray
 from ..events import Count, Positive
 from ..exceptions import invalid
@@ -191,7 +191,7 @@ class TraceTable:
         known = np.where(presence, slope_s, 0.0).sum(axis=0) / presence.sum(axis=0)
         slope_s = np.where(presence, slope_s, known)
         return Scenario(
-            _name_of(self._file).encode("utf-8", "replace").decode(),  # of any bytes, as a folder's
+            run_name(self._file),
             fixed_s,
             slope_s,
             np.ones_like(slope_s),
@@ -205,13 +205,6 @@ class TraceTable:
         assert times is not None
         fixed_s: FloatArray = np.minimum(times.intercept_s, 0.9 * self.seconds.min(axis=0))
         return fixed_s
-
-
-def _name_of(file: Path) -> str:
-    """Return what a recorded run is called: by its folder, or by its file."""
-    if file.is_dir():
-        return file.resolve().name
-    return file.parent.name or file.stem if file.name == "events.jsonl" else file.stem
 
 
 def _check_steps(file: Path, rows: Sequence[Row]) -> None:

@@ -69,11 +69,7 @@ def run(
         by_cost = CostDecider(given, cluster, workload, cost)
         if not by_cost.is_one_for_all:  # then samples are counted, as in training
             return _report(workload, _play_by_cost(by_cost, workload, comm))
-    first = workload.members(0)
-    elastic = any(
-        not np.array_equal(workload.members(step), first) for step in range(workload.num_steps)
-    )
-    decider = PolicyDecider(given, cluster, elastic=elastic)
+    decider = PolicyDecider(given, cluster)
     return _report(workload, _play(decider.plan, workload, scheme, comm, observe=decider.observe))
 
 
@@ -397,11 +393,10 @@ class PolicyDecider:
     Args:
         policy: decides.
         cluster: of all workers of the run.
-        elastic: whether workers leave or join.
     """
 
-    def __init__(self, policy: AbstractPolicy[Any], cluster: Cluster, *, elastic: bool) -> None:
-        self._policy, self._cluster, self._elastic = policy, cluster, elastic
+    def __init__(self, policy: AbstractPolicy[Any], cluster: Cluster) -> None:
+        self._policy, self._cluster = policy, cluster
         self._members = np.empty(0, np.int64)
         self._planner: Planner | None = None
 
@@ -426,11 +421,10 @@ class PolicyDecider:
                     f"{type(self._policy).__name__}, which failed in step {step}: {event}",
                     "Run `evenstep.testing.PolicyContract` on it.",
                 )
-        if self._elastic:  # what a restart goes by; nothing else reads it here
-            total = int(batch_size.sum())
-            pairs = zip(batch_size.tolist(), compute_s.tolist(), strict=True)
-            reports = [Report(step, size, total, seconds, 0.0) for size, seconds in pairs]
-            self._planner.account(reports, ran_under)
+        total = int(batch_size.sum())
+        pairs = zip(batch_size.tolist(), compute_s.tolist(), strict=True)
+        reports = [Report(step, size, total, seconds, 0.0) for size, seconds in pairs]
+        self._planner.account(reports, ran_under)  # what a restart goes by
 
     def _restarted(self, step: int, members: IntArray) -> Planner:
         job = job_of(among(self._cluster, members, step))

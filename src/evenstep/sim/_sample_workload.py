@@ -118,33 +118,6 @@ class SampleWorkload(Workload):
         for array in (self.lengths, self.order, self.weight):
             array.flags.writeable = False
 
-    @classmethod
-    def drawn(
-        cls,
-        lines: Workload,
-        lengths: IntArray,
-        global_batch_size: int,
-        *,
-        padded: bool,
-        hidden_size: int,
-        seed: int,
-    ) -> SampleWorkload:
-        """Return it with samples in an order that is drawn anew in each epoch."""
-        square = lengths / (6 * hidden_size) if hidden_size else 0.0
-        weight = lengths * (1.0 + square)
-        rng, needed = np.random.default_rng(seed), lines.num_steps * global_batch_size
-        epochs = -(-needed // len(lengths))
-        order = np.concatenate([rng.permutation(len(lengths)) for _ in range(epochs)])[:needed]
-        return cls(
-            lines.intercept_s,
-            lines.slope_s,
-            lines.jitter,
-            lengths=lengths,
-            order=order.reshape(lines.num_steps, global_batch_size),
-            weight=weight / weight.mean(),
-            padded=padded,
-        )
-
     @property
     def global_batch_size(self) -> int:
         """Samples of a step."""

@@ -149,14 +149,9 @@ class Scenario:
         if own:
             rule, remedy = "have nothing but times", "Take one of the first eight scenarios."
             raise invalid("Scenario.with_lengths", rule, ", ".join(own), remedy)
-        for name, value, least in (
-            ("global_batch_size", global_batch_size, 1),
-            ("hidden_size", hidden_size, 0),
-            ("seed", seed, 0),
-        ):
-            if value < least:
-                remedy = "The default is a hidden size of 4096, and seed 0."
-                raise invalid(f"with_lengths({name}=...)", f"be at least {least}", value, remedy)
+        _check("with_lengths(global_batch_size=...)", global_batch_size, least=1)
+        _check("with_lengths(hidden_size=...)", hidden_size, least=0)
+        _check("with_lengths(seed=...)", seed, least=0)
         if not isinstance(lengths, str):
             lengths = checked_lengths(lengths)
         elif lengths in DRAWN:
@@ -164,14 +159,24 @@ class Scenario:
         else:
             rule = f"be an array, or one of {', '.join(DRAWN)}"
             raise invalid("with_lengths(lengths=...)", rule, repr(lengths), "Or read a file.")
-        return SampleWorkload.drawn(
-            self.workload,
-            lengths,
-            global_batch_size,
+        square = lengths / (6 * hidden_size) if hidden_size else 0.0
+        weight = lengths * (1.0 + square)
+        return SampleWorkload(
+            self.intercept_s,
+            self.slope_s,
+            self.jitter,
+            lengths=lengths,
+            order=_drawn_order(len(lengths), (self.num_steps, global_batch_size), seed),
+            weight=weight / weight.mean(),
             padded=padded,
-            hidden_size=hidden_size,
-            seed=seed,
         )
+
+
+def _drawn_order(num_samples: int, shape: tuple[int, int], seed: int) -> IntArray:
+    """Return indices of each step's samples, in an order that is drawn anew in each epoch."""
+    rng, needed = np.random.default_rng(seed), shape[0] * shape[1]
+    epochs = [rng.permutation(num_samples) for _ in range(-(-needed // num_samples))]
+    return np.concatenate(epochs)[:needed].reshape(shape)
 
 
 def scenario_names() -> tuple[str, ...]:
@@ -219,9 +224,9 @@ def scenario(name: str, world_size: int = 8, num_steps: int = 600, seed: int = 0
         remedy = "A recorded one is read by `sim.read_trace`."
         rule = f"be one of {', '.join(scenario_names())}"
         raise invalid("scenario(name=...)", rule, repr(name), remedy)
-    _check("world_size", world_size, least=1)
-    _check("num_steps", num_steps, least=1)
-    _check("seed", seed, least=0)
+    _check("scenario(world_size=...)", world_size, least=1)
+    _check("scenario(num_steps=...)", num_steps, least=1)
+    _check("scenario(seed=...)", seed, least=0)
     draw = np.random.default_rng(seed)
     if name in _DIFFERENT:
         return _DIFFERENT[name](draw, world_size, num_steps)
@@ -230,10 +235,10 @@ def scenario(name: str, world_size: int = 8, num_steps: int = 600, seed: int = 0
     return Scenario(name, intercept_s, slope_s, jitter)
 
 
-def _check(name: str, value: int, *, least: int) -> None:
+def _check(where: str, value: int, *, least: int) -> None:
     if not isinstance(value, int | np.integer) or value < least:
-        remedy = "The default is 8 workers, 600 steps, seed 0."
-        raise invalid(f"scenario({name}=...)", f"be an integer >= {least}", repr(value), remedy)
+        remedy = "Leave it out for the default, or give a whole number."
+        raise invalid(where, f"be an integer >= {least}", repr(value), remedy)
 
 
 Times = tuple[FloatArray, FloatArray, FloatArray]

@@ -193,7 +193,6 @@ class SaturatedTime(AbstractTimeModel):
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class CurveWorkload:
     r"""A time model of any shape for every step, and jitter.
 
@@ -209,24 +208,20 @@ class CurveWorkload:
         ValueError: there is no step, or the models have different numbers of workers.
     """
 
-    curves: tuple[AbstractTimeModel, ...]
-    jitter: FloatArray
-
     def __init__(
         self, times: Sequence[AbstractTimeModel], jitter: FloatArray | None = None
     ) -> None:
-        curves = tuple(times)
-        sizes = {model.world_size for model in curves}
+        self.curves = tuple(times)
+        sizes = {model.world_size for model in self.curves}
         if len(sizes) != 1:
             raise invalid(
                 "CurveWorkload(times=...)",
                 "hold a model for every step, all of as many workers",
-                f"{len(curves)} steps of {sorted(sizes)} workers",
+                f"{len(self.curves)} steps of {sorted(sizes)} workers",
                 "Give one model per step.",
             )
-        shape = (len(curves), sizes.pop())
-        object.__setattr__(self, "curves", curves)
-        object.__setattr__(self, "jitter", jitter_of("CurveWorkload(jitter=...)", jitter, shape))
+        shape = (len(self.curves), sizes.pop())
+        self.jitter = jitter_of("CurveWorkload(jitter=...)", jitter, shape)
 
     @property
     def world_size(self) -> int:
