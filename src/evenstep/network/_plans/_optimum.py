@@ -68,14 +68,10 @@ def lower_bound_s(aggregation: Aggregation, links: Links) -> float:
     as fast both ways. With collocated servers on links as fast both ways $A^*$ bounds every
     all-reduce that does not compress, whatever its algorithm.
 
-    Raises:
-        ValueError: the links are of other ranks.
-
     References:
         Derived, and compared with linear programs. Equal links give the shares of BytePS
         (Y. Jiang et al., OSDI 2020), section 4.1.
     """
-    check_world("lower_bound_s", aggregation, links)
     chunks, latency_s = aggregation.num_chunks, links.latency_s
     both_s = overlapped(aggregation, links).seconds
     if chunks is None:
@@ -163,13 +159,11 @@ def solve_shares(aggregation: Aggregation, links: Links) -> FloatArray:
 
     Raises:
         ImportError: scipy is not there.
-        ValueError: the links are of other ranks.
 
     References:
         Q. Huangfu and J. Hall, *Parallelizing the dual revised simplex method* (HiGHS), 2018.
         hivemind's ``load_balancing.py`` solves the overlapped case so.
     """
-    check_world("solve_shares", aggregation, links)
     optimize, sparse = _scipy()
     size, chunks = links.world_size, aggregation.num_chunks
     weights = [0.0, 0.0, 1.0] if chunks is None else [1.0, 1.0, chunks - 1.0]
@@ -295,11 +289,7 @@ def formula_shares(aggregation: Aggregation, links: Links) -> FloatArray:
 
     On 2880 random networks of 3 to 8 ranks they took 0 to 0.3 % longer than the best in the median,
     and 9 %, 7 %, 2 % and 0.4 % at most, with 2, 4, 16 and 64 chunks.
-
-    Raises:
-        ValueError: the links are of other ranks.
     """
-    check_world("formula_shares", aggregation, links)
     simple = _formulas(aggregation, links)
     return min(simple, key=lambda shares: exchange_s(aggregation, links, shares=shares))
 

@@ -82,18 +82,3 @@ def check_epoch(argument: str, epoch: int, newest: int) -> None:
     if epoch < newest:
         rule = f"be given no plan older than that of epoch {newest}, which is in force"
         raise invalid(argument, rule, f"epoch {epoch}", "A late plan is to be dropped.")
-
-
-def checked_workers(workers: Sequence[int] | None, world_size: int) -> tuple[int, ...]:
-    """Return who has gradients, ascending.
-
-    Raises:
-        ValueError: they are no ranks, or none.
-    """
-    if workers is None:
-        return tuple(range(world_size))
-    ranks = tuple(sorted(workers))
-    if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < world_size:
-        rule = f"be different ranks from 0 to {world_size - 1}, one at least"
-        raise invalid("ShardedReducer(workers=...)", rule, tuple(workers), "The rest will serve.")
-    return ranks

@@ -16,7 +16,6 @@ from ...exceptions import WorkerLostError, invalid
 from .._plans._share_plan import Split
 from ._orders import (
     check_epoch,
-    checked_workers,
     orders,
     send_order,
 )
@@ -145,7 +144,7 @@ class ShardedReducer:
         timeout_s: float = 1800.0,
     ) -> None:
         world_size = transport.world_size
-        self._workers = checked_workers(workers, world_size)
+        self._workers = tuple(range(world_size)) if workers is None else tuple(sorted(workers))
         check_range("ShardedReducer(timeout_s=...)", timeout_s, "positive", "Use 1800.")
         self._transport = transport
         self._wire = wire
@@ -266,12 +265,8 @@ class ShardedReducer:
             WorkerLostError: a rank was lost before.
             RuntimeError: no split is in force, or this rank has no data.
             TypeError: they are of a type that is not summed.
-            ValueError: they are not flat.
         """
         self._check_open()
-        if gradients.dim() != 1 or not gradients.is_contiguous():
-            rule, remedy = "be flat and contiguous", "Give `gradients.flatten()`."
-            raise invalid("ShardedReducer.reduce(gradients)", rule, gradients.shape, remedy)
         split = self._split
         if split is None or not self.is_worker or self._pid is None:
             why = "a rank without data" if not self.is_worker else "it was not started"

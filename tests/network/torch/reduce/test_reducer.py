@@ -148,16 +148,6 @@ def test_a_plan_of_other_ranks_is_refused(alone):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("workers", [[], [0, 0], [3], [-1], [0, 1, 2, 3]])
-def test_workers_that_are_no_ranks_are_refused(workers):
-    """None at all, one twice, one that does not exist: more ranks than there are."""
-    with pytest.raises(
-        ValueError, match=r"`ShardedReducer\(workers=...\)` must be different ranks"
-    ):
-        ShardedReducer(MemoryTransport(Network(), 0, 3), workers=workers)
-
-
-@pytest.mark.cluster
 def test_a_closed_reducer_says_so(alone):
     """As often as it is closed."""
     alone.close()
