@@ -275,13 +275,16 @@ def optimal_shares(aggregation: Aggregation, links: Links) -> FloatArray:
     """
     check_world("optimal_shares", aggregation, links)
     simple = _formulas(aggregation, links)
-    found = _first_within(aggregation, links, simple, lower_bound_s(aggregation, links) * NEAR)
-    if found is None:
+    seconds = [exchange_s(aggregation, links, shares=shares) for shares in simple]
+    limit_s = lower_bound_s(aggregation, links) * NEAR
+    if min(seconds) > limit_s:
         solved = solve_shares(aggregation, links)
-        solved_s = exchange_s(aggregation, links, shares=solved)
-        found = _first_within(aggregation, links, (*simple, solved), solved_s * SOLVED)
-    assert found is not None  # the program's own answer at the latest
-    return found
+        simple, seconds = (
+            (*simple, solved),
+            [*seconds, exchange_s(aggregation, links, shares=solved)],
+        )
+        limit_s = seconds[-1] * SOLVED
+    return next(shares for shares, took_s in zip(simple, seconds, strict=True) if took_s <= limit_s)
 
 
 def formula_shares(aggregation: Aggregation, links: Links) -> FloatArray:
@@ -300,12 +303,3 @@ def _formulas(aggregation: Aggregation, links: Links) -> tuple[FloatArray, ...]:
         overlapped(aggregation, links).shares(),
         alone(aggregation, links, pushes=True).shares(),
     )
-
-
-def _first_within(
-    aggregation: Aggregation, links: Links, candidates: Sequence[FloatArray], limit_s: float
-) -> FloatArray | None:
-    for shares in candidates:
-        if exchange_s(aggregation, links, shares=shares) <= limit_s:
-            return shares
-    return None

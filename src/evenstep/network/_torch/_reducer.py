@@ -290,7 +290,7 @@ class ShardedReducer:
         result = reported.then(answer)
         ready = torch.cuda.current_stream(gradients.device).record_event() if devices else None
         wire = travels_in(gradients.dtype, self._wire)
-        job = BucketJob(gradients, gradients.numel(), wire, split, done, ends, self.step, ready)
+        job = BucketJob(gradients, gradients.numel(), wire, split, done, self.step, ready)
         self._put(job)
         (self._begun.discard if ends else self._begun.add)(model)
         return result

@@ -405,11 +405,11 @@ def test_an_order_by_an_older_plan_is_refused():
     told = orders(MemoryTransport(network, 1, 2), 0, print)
     for number, epoch in enumerate((4, 3)):
         split = Split.of(np.array([0.5, 0.5]), epoch=epoch)
-        job = BucketJob(None, 10, runs.FLOATS[0], split, print, ends=True)
+        job = BucketJob(None, 10, runs.FLOATS[0], split, print, step=7)
         send_order(MemoryTransport(network, 0, 2), [1], number, job)
 
     first = next(told)
-    assert (first.num_elements, first.wire, first.ends) == (10, runs.FLOATS[0], True)
+    assert (first.num_elements, first.wire, first.step) == (10, runs.FLOATS[0], 7)
     assert first.split == Split.of(np.array([0.5, 0.5]), epoch=4)
     with pytest.raises(ValueError, match=r"`ShardedReducer.serve\(\)` must be given no plan older"):
         next(told)
