@@ -11,7 +11,7 @@ from typing import Any
 
 from benchmarks._common import Row, progress
 from benchmarks._network_lab import in_lab
-from evenstep.lab import Trace, drawn_trace
+from evenstep.lab import Change, drawn_trace
 
 NUM_WORKERS = 4
 NUM_SERVERS = {"collocated": 0, "dedicated": 3}
@@ -63,8 +63,7 @@ def _run(race: Race, num_hosts: int, seed: int, turn_s: float, num_draws: int) -
     """Return all exchanges, and whose workers have the same parameters at the end."""
     draw_s = turn_s * len(race.names)
     drawn = drawn_trace(num_hosts, draw_s * num_draws, seed=seed, every_s=draw_s)
-    changes = [replace(one, at_s=one.at_s + LEAD_S * (one.at_s > 0)) for one in drawn.changes]
-    trace = Trace(tuple(changes))
+    trace = [replace(one, at_s=one.at_s + LEAD_S * (one.at_s > 0)) for one in drawn]
     settings = {
         "job": "follow",
         "num_workers": NUM_WORKERS,
@@ -80,10 +79,10 @@ def _run(race: Race, num_hosts: int, seed: int, turn_s: float, num_draws: int) -
     return in_lab([100.0] * num_hosts, settings, trace=trace)
 
 
-def table(trace: Trace, num_hosts: int) -> list[tuple[float, list[float]]]:
+def table(trace: Sequence[Change], num_hosts: int) -> list[tuple[float, list[float]]]:
     """Return when rates begin to hold, and all hosts' rates in Mbit/s from then on."""
     answer: list[tuple[float, list[float]]] = []
-    for change in trace.changes:
+    for change in trace:
         if not answer or answer[-1][0] != change.at_s:
             answer.append((change.at_s, [0.0] * num_hosts))
         if change.mbit is not None:

@@ -11,7 +11,7 @@ from time import monotonic
 from typing import Any
 
 from benchmarks._common import Row
-from evenstep.lab import Host, Lab, LabUnavailable, Trace
+from evenstep.lab import Change, Host, Lab, LabUnavailable
 
 
 def no_lab() -> Row | None:
@@ -24,7 +24,7 @@ def no_lab() -> Row | None:
 
 
 def in_lab(
-    mbit: Sequence[float | None], settings: dict[str, Any], *, trace: Trace | None = None
+    mbit: Sequence[float | None], settings: dict[str, Any], *, trace: Sequence[Change] = ()
 ) -> dict[str, Any]:
     """Return what rank 0 answered of a job on hosts with such links.
 

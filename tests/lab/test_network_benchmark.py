@@ -12,7 +12,7 @@ def test_a_trace_as_a_table_has_all_rates_of_every_moment():
     trace = drawn_trace(3, 45.0, seed=1, every_s=20.0)
     rows = table(trace, 3)
     assert [at_s for at_s, _ in rows] == [0.0, 20.0, 40.0]
-    for change in trace.changes:
+    for change in trace:
         assert dict(rows)[change.at_s][change.host] == change.mbit.up_mbit
 
 

@@ -11,9 +11,9 @@ from .._types import FloatArray
 from ..events import WaitingDiagnosed
 from ._account import HostClues, Machines, Phase, StepClues
 from ._critical_path import FrontierSums, RankSteps, frontier
-from ._slow_links import LinkBooks
+from ._slow_links import LinkBooks, slow_links
 from ._trend import Course, levels_of
-from ._verdict import verdict
+from ._verdict import Facts, verdict
 
 _KEPT = 0.98  # of the sums, at each addition: lengths change their meaning with the data
 _FEWEST = 8.0  # steps
@@ -139,19 +139,18 @@ class Diagnoser:
         self._sum_up()
         sums = self._run if whole_run else self._older + self._newer
         rows, num_newest = self._computing.rows(sums.num_rows)
-        return verdict(
+        rows = rows.reshape(len(rows), self._world_size, 2)
+        links = self._links.links(whole_run=whole_run)
+        facts = Facts(
             sums,
-            step=self._step,
-            rates=self._machines.rates(whole_run=whole_run),
-            links=self._links.links(whole_run=whole_run),
-            course_of=self._course.cause,
-            exchange_us=self._exchange.jump(),
-            levels=levels_of(
-                rows.reshape(len(rows), self._world_size, 2),
-                num_newest,
-                looks_back=self._parts_stay,
-            ),
+            self._machines.rates(whole_run=whole_run),
+            links,
+            slow_links(links, sums.exposed / max(sums.wall, 1.0)),
+            self._exchange.jump(),
+            levels_of(rows, num_newest, looks_back=self._parts_stay),
+            self._course.cause,
         )
+        return verdict(facts, self._step)
 
     def _sum_up(self) -> None:
         """Add up the steps that are open; the last one leads to the next, and stays."""

@@ -13,12 +13,23 @@ from .._types import FloatArray
 from ..events import WaitingDiagnosed
 from ._account import Cause, HostRates
 from ._critical_path import Family, FrontierSums
-from ._slow_links import LinkLoads, SlowLink, said_of, said_of_all, slow_links
+from ._slow_links import LinkLoads, SlowLink, said_of, said_of_all
 from ._trend import Levels, cause_of, more_than_others
 
 
 class Facts(NamedTuple):
-    """What there is to cite: sums over steps, machines, links, the exchange over time, levels."""
+    """What a verdict rests on.
+
+    Attributes:
+        sums: of the steps that are looked at.
+        rates: what processes and machines did in that time.
+        links: what was carried between ranks.
+        slow_links: those of them that all ranks wait for.
+        exchange_us: microseconds of a step that all ranks wait together for what is exchanged,
+            before and after it became longer in the run.
+        levels: what each rank's computing rests at; None where there were too few steps.
+        course_of: why a rank is slow, by how that develops in time.
+    """
 
     sums: FrontierSums
     rates: HostRates
@@ -26,6 +37,7 @@ class Facts(NamedTuple):
     slow_links: Sequence[SlowLink]
     exchange_us: tuple[float, float]
     levels: Levels | None
+    course_of: Callable[[int], Cause]
 
 
 _REMEDY = {
@@ -192,28 +204,9 @@ _LONGER = {
 _Found = tuple[Cause, int | None, float]  # what it is, whose, and the part of the time lost by it
 
 
-def verdict(
-    sums: FrontierSums,
-    *,
-    step: int,
-    rates: HostRates,
-    links: LinkLoads,
-    course_of: Callable[[int], Cause],
-    exchange_us: tuple[float, float],
-    levels: Levels | None,
-) -> WaitingDiagnosed:
-    """Return who the others wait for, and why.
-
-    Args:
-        sums: of the steps that are looked at.
-        step: the newest of them.
-        rates: what processes and machines did in that time.
-        links: what was carried between ranks.
-        course_of: why a rank is slow, by how that develops in time.
-        exchange_us: microseconds of a step that all ranks wait together for what is exchanged,
-            before and after it became longer in the run.
-        levels: what each rank's computing rests at; None where there were too few steps.
-    """
+def verdict(facts: Facts, step: int) -> WaitingDiagnosed:
+    """Return who the others wait for, and why; ``step`` is the newest that is looked at."""
+    sums = facts.sums
     world_size = len(sums.waited)
     wall = max(sums.wall, 1.0)
     waited = float(sums.waited.sum())
@@ -221,15 +214,12 @@ def verdict(
     matched = float(np.minimum(sums.waited, sums.accounted).sum())
     explained = matched / waited if waited else 1.0
     is_known = explained >= _LEAST_EXPLAINED or waiting < _LEAST_WAITING
-    slow = slow_links(links, sums.exposed / wall)
-    found = [*_of_all(sums, wall, exchange_us, slow)]
+    found = [*_of_all(facts)]
     if is_known and sums.num_steps and world_size > 1:
         named = {one[:2] for one in found}
-        others = _of_ranks(sums, rates, course_of, levels)
-        found += [one for one in others if one[:2] not in named]
+        found += [one for one in _of_ranks(facts) if one[:2] not in named]
     # An exchange that names no link takes its time beside any cause: a rank at fault comes first.
     found.sort(key=lambda one: -one[2] / (2 if one[:2] == (Cause.NETWORK, None) else 1))
-    facts = Facts(sums, rates, links, slow, exchange_us, levels)
     said = [worded(cause, rank, facts) for cause, rank, _ in found]
     return WaitingDiagnosed(
         step=step,
@@ -287,20 +277,16 @@ def _of_early_ranks(waited: FloatArray) -> str:
     return f"mostly {len(early)} of the {len(waited)} ranks, which are done before the others"
 
 
-def _of_all(
-    sums: FrontierSums,
-    wall: float,
-    exchange_us: tuple[float, float],
-    slow: Sequence[SlowLink],
-) -> Iterator[_Found]:
+def _of_all(facts: Facts) -> Iterator[_Found]:
     """Yield what all ranks lose alike.
 
     An exchange takes its part of the time on any link. So it is named from a larger part on, or if
     it has become longer in the run by a smaller one. Links that are slow have it by name.
     """
-    usual = _usual_wall(sums)
+    sums, slow, (before_us, after_us) = facts.sums, facts.slow_links, facts.exchange_us
+    usual, wall = _usual_wall(sums), max(sums.wall, 1.0)
     usual_step_us = usual / len(sums.waited) / max(sums.num_steps, 1.0)
-    has_grown = exchange_us[1] - exchange_us[0] >= _LEAST_GROWN * usual_step_us
+    has_grown = after_us - before_us >= _LEAST_GROWN * usual_step_us
     is_long = sums.exposed >= (_LEAST_GROWN if has_grown else _LEAST_EXPOSED) * usual
     if len(sums.waited) > 1 and is_long:
         yield from ((Cause.NETWORK, one.rank, one.hides * sums.exposed / wall) for one in slow)
@@ -316,20 +302,16 @@ def _usual_wall(sums: FrontierSums) -> float:
     return max(sums.wall - world_size * float(sums.cost.sum()), 0.1 * sums.wall, 1.0)
 
 
-def _of_ranks(
-    sums: FrontierSums,
-    rates: HostRates,
-    course_of: Callable[[int], Cause],
-    levels: Levels | None,
-) -> Iterator[_Found]:
+def _of_ranks(facts: Facts) -> Iterator[_Found]:
     """Yield what one rank costs the others, and what changes from rank to rank."""
+    sums, levels = facts.sums, facts.levels
     world_size = len(sums.waited)
     scale = (world_size - 1) / max(sums.wall, 1.0)
     if (accounted := float(sums.accounted.sum())) > 0:
         scale *= min(1.0, float(sums.waited.sum()) / accounted)
     usual = _usual_wall(sums) / max(sums.wall, 1.0)
     least = _LEAST_CAUSE * usual
-    cost = _gathered(sums, rates)
+    cost = _gathered(sums, facts.rates)
     rest = scale * cost
     found = {
         (family, rank): share
@@ -344,10 +326,10 @@ def _of_ranks(
         rest[rank, family] = max(0.0, rest[rank, family] - share)
         cause = _OF_FAMILY.get(family)
         if cause is None:
-            by_course = course_of(rank)
+            by_course = facts.course_of(rank)
             if levels is not None and (family, rank) in by_level:
                 by_course = cause_of(levels.slower[:, rank])
-            cause = _of_compute(sums, rates, rank, by_course, levels)
+            cause = _of_compute(facts, rank, by_course)
         yield cause, rank, share
     for family in _ANY_RANK:
         if (share := float(rest[:, family].sum())) >= least:
@@ -433,13 +415,12 @@ def _held_by(sums: FrontierSums, rates: HostRates, rank: int) -> Cause | None:
     return Cause.CONTENTION if more_than_others(rates.delay, rank) >= least else None
 
 
-def _of_compute(
-    sums: FrontierSums, rates: HostRates, rank: int, by_course: Cause, levels: Levels | None
-) -> Cause:
+def _of_compute(facts: Facts, rank: int, by_course: Cause) -> Cause:
     """Return why a rank computes longer than the others.
 
     By what its process and machine say; else by what takes longer and when.
     """
+    sums, rates, levels = facts.sums, facts.rates, facts.levels
     faults = rates.faults_per_s
     is_short = more_than_others(faults, rank) >= max(_LEAST_FAULTS_PER_S, 0.5 * faults[rank])
     if is_short or more_than_others(rates.retries, rank) >= 1:

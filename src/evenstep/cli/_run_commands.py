@@ -110,15 +110,13 @@ def _clean(*others: object) -> None:
         fail(str(error), 1)
     except (OSError, ValueError) as error:
         fail(f"Something could not be removed: {error}", 1)
-    for each in found:
-        name = f"lab {each.run_id} of process {each.pid}"
-        if each.is_running:
+    for lab, num_killed in found:
+        name = f"lab {lab.run_id} of process {lab.pid}"
+        if num_killed is None:
             typer.echo(f"{name} is running and was left alone")
         else:
-            typer.echo(
-                f"{name}, which is gone: {each.num_hosts} hosts removed, "
-                f"{each.num_killed} processes ended"
-            )
+            ended = f"{lab.num_hosts} hosts removed, {num_killed} processes ended"
+            typer.echo(f"{name}, which is gone: {ended}")
     if not found:
         typer.echo("no lab has left anything")
 

@@ -8,7 +8,6 @@ from ._host import Host as Host
 from ._host import LabUnavailable as LabUnavailable
 from ._lab import Lab as Lab
 from ._trace import Change as Change
-from ._trace import Trace as Trace
 from ._trace import drawn_trace as drawn_trace
 
 __all__ = [
@@ -16,7 +15,6 @@ __all__ = [
     "Host",
     "Lab",
     "LabUnavailable",
-    "Trace",
     "clean",
     "drawn_trace",
 ]

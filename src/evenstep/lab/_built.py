@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import secrets
-import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -160,9 +159,7 @@ class Built:
         namespaces = [self.switch, *map(self.host, hosts)]
         killed = _kill_all(namespaces)
         groups = [group for host in hosts if (group := self.group(host)) is not None]
-        removals: list[Callable[[], None]] = [
-            partial(remove_group, group, _kill) for group in groups
-        ]
+        removals: list[Callable[[], None]] = [partial(remove_group, group) for group in groups]
         removals += [namespace.remove for namespace in namespaces]
         errors: list[OSError] = []
         for removal in removals:
@@ -233,27 +230,7 @@ def _different(file: Path) -> str:
     return f"{file} is not what a lab writes, so nothing was done about it. Look at it by hand."
 
 
-@final
-@dataclass(frozen=True, slots=True)
-class Remains:
-    """A lab that was found.
-
-    Attributes:
-        run_id: its part of all names.
-        pid: process that made it.
-        is_running: whether that process is there still, so that the lab was left alone.
-        num_killed: processes that were killed.
-        num_hosts: hosts that it has or had.
-    """
-
-    run_id: str
-    pid: int
-    is_running: bool
-    num_killed: int
-    num_hosts: int
-
-
-def clean(run: Path = RUN) -> tuple[Remains, ...]:
+def clean(run: Path = RUN) -> tuple[tuple[Built, int | None], ...]:
     """Remove what labs left whose process died without doing so itself: by SIGKILL, say.
 
     Processes on their hosts are killed, then groups, links and namespaces go. Only what a lab wrote
@@ -264,17 +241,13 @@ def clean(run: Path = RUN) -> tuple[Remains, ...]:
         run: where labs write down what they make.
 
     Returns:
-        The labs that were found.
+        The labs that were found, each with how many processes were killed; None where it runs.
 
     Raises:
         ValueError: a file there is not what a lab writes.
         OSError: something cannot be removed; the rest is.
     """
-    found: list[Remains] = []
-    for state in read_states(run):
-        running = state.is_running()
-        killed = 0 if running else state.remove()
-        found.append(Remains(state.run_id, state.pid, running, killed, state.num_hosts))
+    found = [(state, None if state.is_running() else state.remove()) for state in read_states(run)]
     with suppress(OSError):
         run.rmdir()  # where other labs are, they need it
     return tuple(found)
@@ -290,11 +263,6 @@ def _kill_all(namespaces: list[Namespace]) -> int:
             break
         time.sleep(0.01)
     return killed
-
-
-def _kill(pid: int) -> None:
-    with suppress(ProcessLookupError):
-        os.kill(pid, signal.SIGKILL)
 
 
 def address_of(host: int) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import time
-from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from ._host import LabUnavailable
@@ -85,12 +86,8 @@ def members(group: Path) -> list[int]:
         return []
 
 
-def remove_group(group: Path, kill: Callable[[int], None]) -> None:
+def remove_group(group: Path) -> None:
     """Kill the members of a group and delete it; nothing happens where there is none.
-
-    Args:
-        group: its folder.
-        kill: ends a process, by number.
 
     Raises:
         OSError: its processes are there after seconds still.
@@ -99,7 +96,8 @@ def remove_group(group: Path, kill: Callable[[int], None]) -> None:
     while True:
         for pid in members(group):
             if pid != os.getpid():
-                kill(pid)
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
         try:
             group.rmdir()
         except FileNotFoundError:

@@ -10,7 +10,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from types import FrameType
@@ -32,7 +32,7 @@ from ._host import (
     rate_of,
 )
 from ._links import INTERFACE, Traffic, traffic
-from ._trace import Change, Trace
+from ._trace import Change
 
 
 @contextmanager
@@ -168,21 +168,22 @@ def _end(processes: Sequence[subprocess.Popen[bytes]]) -> None:
 
 
 @contextmanager
-def playing(lab: Lab, trace: Trace) -> Iterator[None]:
+def playing(lab: Lab, trace: Sequence[Change]) -> Iterator[None]:
     """Carry out a trace in a thread of its own, from ``with`` to its end or the trace's.
 
     What the trace has at 0 is in force when ``with`` begins. What fails later is raised at its end.
 
     Args:
         lab: whose links and quotas change.
-        trace: what becomes of them; its times count from ``with``.
+        trace: what becomes of them, in the order of their times, which count from ``with``.
     """
-    for change in trace.changes:
+    for change in trace:
         if change.at_s == 0:
             _apply(lab, change)
     ended = threading.Event()
     with ThreadPoolExecutor(1, thread_name_prefix="evenstep-lab-trace") as thread:
-        played = thread.submit(_play, lab, trace, ended)
+        later = sorted((one for one in trace if one.at_s > 0), key=lambda one: one.at_s)
+        played = thread.submit(_play, lab, later, ended)
         try:
             yield
         except BaseException as error:
@@ -194,13 +195,12 @@ def playing(lab: Lab, trace: Trace) -> Iterator[None]:
         played.result()
 
 
-def _play(lab: Lab, trace: Trace, ended: threading.Event) -> None:
+def _play(lab: Lab, changes: Sequence[Change], ended: threading.Event) -> None:
     began_s = time.monotonic()
-    for change in trace.changes:
-        if change.at_s > 0:
-            if ended.wait(max(began_s + change.at_s - time.monotonic(), 0.0)):
-                return
-            _apply(lab, change)
+    for change in changes:
+        if ended.wait(max(began_s + change.at_s - time.monotonic(), 0.0)):
+            return
+        _apply(lab, change)
 
 
 def _apply(lab: Lab, change: Change) -> None:
@@ -330,7 +330,7 @@ class Lab:
         command: Sequence[str],
         *,
         env: Mapping[str, str] | None = None,
-        trace: Trace | None = None,
+        trace: Sequence[Change] = (),
         write: Callable[[str], None] = print,
     ) -> int:
         """Run a script by torchrun on all hosts, one worker each, and wait for its end.
@@ -342,7 +342,7 @@ class Lab:
             command: the script and its arguments, or ``-m module ...``.
             env: added to the environment of this process. ``OMP_NUM_THREADS`` is 1 unless it says
                 otherwise.
-            trace: carried out from the moment the agents start.
+            trace: changes that are carried out from the moment the agents start.
             write: is given each line that they print, with the name of its host before it; from
                 other threads, but never twice at once.
 
@@ -365,21 +365,21 @@ class Lab:
             pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
             return self.start(host, words, env=settings, stdin=subprocess.DEVNULL, **pipes)
 
-        with nullcontext() if trace is None else self.play(trace):
+        with self.play(trace):
             return run_agents(start, addresses, command, write)
 
-    def play(self, trace: Trace) -> AbstractContextManager[None]:
-        """Return what carries out a trace while its ``with`` lasts.
+    def play(self, trace: Sequence[Change]) -> AbstractContextManager[None]:
+        """Return what carries out changes while its ``with`` lasts.
 
-        What the trace has at 0 is in force when ``with`` begins.
+        What the trace has at 0 is in force when ``with`` begins, and what has the same time is done
+        in the order given.
 
         Raises:
             ValueError: the trace names hosts that are not there.
         """
         self._running("play")
-        if trace.num_hosts > len(self._hosts):
-            rule = f"name hosts below {len(self._hosts)}, as many as the lab has"
-            raise invalid("Trace(changes=...)", rule, trace.num_hosts - 1, "Count from 0.")
+        for change in trace:
+            self._checked("play", change.host)
         return playing(self, trace)
 
     def set_mbit(self, host: int, mbit: float | tuple[float, float] | None) -> None:

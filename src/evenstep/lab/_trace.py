@@ -1,11 +1,9 @@
-"""How links and quotas change while a lab runs, as a plain value."""
+"""How links and quotas change while a lab runs, as plain values."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import final
 
 import numpy as np
@@ -60,36 +58,6 @@ class Change:
         object.__setattr__(self, "cpus", quota)
 
 
-@final
-@dataclass(frozen=True, slots=True, init=False)
-class Trace:
-    """Changes in the order of their times; what has the same time is done in the order given.
-
-    Args:
-        changes: at least one, sorted by ``at_s``.
-
-    Raises:
-        ValueError: there is none, or one is earlier than the one before it.
-    """
-
-    changes: tuple[Change, ...]
-
-    def __init__(self, changes: Iterable[Change]) -> None:
-        given = tuple(changes)
-        if not given:
-            raise invalid("Trace(changes=...)", "hold at least one change", "none", "Leave it out.")
-        for before, after in pairwise(given):
-            if after.at_s < before.at_s:
-                got = f"{after.at_s:g} s after {before.at_s:g} s"
-                raise invalid("Trace(changes=...)", "be sorted by time", got, "Sort them.")
-        object.__setattr__(self, "changes", given)
-
-    @property
-    def num_hosts(self) -> int:
-        """The least number of hosts that has all that are named."""
-        return 1 + max(change.host for change in self.changes)
-
-
 def drawn_trace(
     num_hosts: int,
     duration_s: float,
@@ -98,7 +66,7 @@ def drawn_trace(
     every_s: float = 20.0,
     least_mbit: float = 20.0,
     most_mbit: float = 155.0,
-) -> Trace:
+) -> tuple[Change, ...]:
     """Return links whose rates are redrawn again and again, evenly between two bounds.
 
     Every host gets a rate of its own at 0, ``every_s``, ... below ``duration_s``, the same both
@@ -126,7 +94,7 @@ def drawn_trace(
     generator = np.random.default_rng(seed)
     times = [every_s * index for index in range(math.ceil(duration_s / every_s))]
     rates = generator.uniform(least, most, size=(len(times), num_hosts)).round(1)
-    return Trace(
+    return tuple(
         Change(at_s, host, mbit=float(rates[index, host]))
         for index, at_s in enumerate(times)
         for host in range(num_hosts)

@@ -62,7 +62,6 @@ class Shares:
         self._arrived: defaultdict[int, dict[int, SharesReport]] = defaultdict(
             dict
         )  # on rank 0, by step
-        self._newest = -1  # newest step that any rank noted
         self._shown = -1  # newest step that was shown to the planner
 
     def lead(self, planner: SharePlanner) -> None:
@@ -113,12 +112,11 @@ class Shares:
         with self._lock:
             if thread is None or seen.step <= self._shown:
                 return
-            self._newest = max(self._newest, seen.step)
             self._arrived[seen.step][rank] = seen
             arrived = self._arrived[seen.step]
             complete = self._is_complete(arrived)
             self._shown = seen.step if complete else self._shown
-            oldest = max(self._shown + 1, self._newest - _KEPT_STEPS)
+            oldest = max(self._shown + 1, max(self._arrived) - _KEPT_STEPS)
             for step in [step for step in self._arrived if step < oldest]:
                 del self._arrived[step]  # of older ones, a rank saw nothing
         if complete:

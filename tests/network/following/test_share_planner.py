@@ -37,7 +37,7 @@ def test_redrawn_links_are_followed(aggregation, part):
     for seed in range(3):
         links = redrawn(aggregation.world_size, seed=seed, num_periods=5)
         known_s, equal = known_links(OPTIMAL, aggregation, links), equal_s(aggregation, links)
-        found = follow_links(OPTIMAL, aggregation, links, noise=0.15, seed=seed)
+        found = follow_links(SharePlanner(OPTIMAL, aggregation), links, noise=0.15, seed=seed)
         gained += (equal - found.exchange_s)[20:].sum()
         possible += (equal - known_s)[20:].sum()
 
@@ -51,7 +51,9 @@ def test_the_best_shares_are_no_slower_than_the_papers_rule(aggregation):
     for seed in range(2):
         links = redrawn(aggregation.world_size, seed=seed, num_periods=2)
         best, rule = (
-            follow_links(policy, aggregation, links, noise=0.1, seed=seed).exchange_s.sum()
+            follow_links(
+                SharePlanner(policy, aggregation), links, noise=0.1, seed=seed
+            ).exchange_s.sum()
             for policy in (OPTIMAL, ProportionalShares())
         )
         assert best <= 1.01 * rule
@@ -65,7 +67,9 @@ def test_a_change_is_followed_within_ten_steps(rank):
     before = mbit(*rates)
     rates[rank] /= 3
     after = mbit(*rates)
-    found = follow_links(OPTIMAL, aggregation, [before] * 20 + [after] * 11, noise=0.1)
+    found = follow_links(
+        SharePlanner(OPTIMAL, aggregation), [before] * 20 + [after] * 11, noise=0.1
+    )
     best_s = known_links(OPTIMAL, aggregation, [after])[0]
 
     assert found.exchange_s[20] > 1.2 * best_s or rank == 3  # which had no share before
@@ -76,7 +80,7 @@ def test_a_change_is_followed_within_ten_steps(rank):
 def test_steady_links_have_steady_shares(noise):
     """After ten steps, a change in 20 exchanges at most but for looks, and nearly the best time."""
     aggregation, links = collocated(), [mbit(*UNLIKE)] * 100
-    found = follow_links(OptimalShares(), aggregation, links, noise=noise, seed=3)
+    found = follow_links(SharePlanner(OptimalShares(), aggregation), links, noise=noise, seed=3)
     late = [event for event in planned(found) if event.step > 10]
     looks = [event for event in late if event.reason.startswith("probing")]
     best_s = known_links(OPTIMAL, aggregation, links)
@@ -89,7 +93,7 @@ def test_steady_links_have_steady_shares(noise):
 def test_equal_links_use_all_reduce_and_look_seldom():
     """One exchange by shares, then after 50 steps, 100, ...: what that can cost is little."""
     aggregation, links = collocated(), [mbit(100, 100, 100, 100)] * 250
-    found = follow_links(OPTIMAL, aggregation, links, noise=0.1)
+    found = follow_links(SharePlanner(OPTIMAL, aggregation), links, noise=0.1)
     by_shares = [step for step, plan in enumerate(found.plans) if plan.parts is not None]
 
     assert by_shares == [2, 53, 154]
@@ -100,7 +104,7 @@ def test_shares_come_back_when_a_link_slows_down():
     """All-reduce takes longer, three times in a row: that is worth a look."""
     aggregation = collocated()
     links = [mbit(200, 200, 200, 200)] * 30 + [mbit(*UNLIKE)] * 10
-    found = follow_links(OPTIMAL, aggregation, links)
+    found = follow_links(SharePlanner(OPTIMAL, aggregation), links)
 
     assert found.plans[29].parts is None
     assert found.plans[36].parts is not None
@@ -112,7 +116,7 @@ def test_a_link_that_was_taken_for_slow_is_found_by_asking_it():
     """It carries what it is asked for, which looks like all it can; so it is asked for more."""
     aggregation, true = collocated(), mbit(34, 34, 47, 140)
     before = Links(true.up_bytes_per_s, mbit(34, 34, 47, 52).up_bytes_per_s)
-    found = follow_links(OPTIMAL, aggregation, [before] * 20 + [true] * 110)
+    found = follow_links(SharePlanner(OPTIMAL, aggregation), [before] * 20 + [true] * 110)
     best_s = known_links(OPTIMAL, aggregation, [true])[0]
 
     assert found.exchange_s[20] > 1.1 * best_s
@@ -141,7 +145,7 @@ def test_two_workers_and_one_stay_with_all_reduce():
     """No split is faster: nothing is looked for, ever."""
     for size in (1, 2):
         links = [mbit(*[100, 20][:size])] * 300
-        found = follow_links(OPTIMAL, collocated(size), links)
+        found = follow_links(SharePlanner(OPTIMAL, collocated(size)), links)
         assert planned(found) == []
 
 
@@ -179,7 +183,7 @@ def test_a_policy_that_fails_is_named_and_the_plan_stays():
         def update(self, aggregation, links, state):
             raise RuntimeError("no idea")
 
-    found = follow_links(Broken(), collocated(), [mbit(*UNLIKE)] * 12)
+    found = follow_links(SharePlanner(Broken(), collocated()), [mbit(*UNLIKE)] * 12)
     failed = [event for event in found.events if type(event).__name__ == "PolicyFailed"]
 
     assert [(event.policy, event.problem) for event in failed] == [
@@ -199,7 +203,7 @@ def test_shares_that_are_none_are_the_policys_mistake():
         def update(self, aggregation, links, state):
             return ShareDecision(np.full(aggregation.world_size, 0.5), None, "two wholes")
 
-    found = follow_links(Halves(), collocated(), [mbit(*UNLIKE)] * 12)
+    found = follow_links(SharePlanner(Halves(), collocated()), [mbit(*UNLIKE)] * 12)
     (failed,) = [event for event in found.events if type(event).__name__ == "PolicyFailed"]
     assert failed.policy == "Halves"
     assert "shares" in failed.problem
@@ -207,14 +211,14 @@ def test_shares_that_are_none_are_the_policys_mistake():
     own = OptimalShares()
     object.__setattr__(own, "margin", "lost")
     with pytest.raises(TypeError):
-        follow_links(own, collocated(), [mbit(*UNLIKE)] * 12)
+        follow_links(SharePlanner(own, collocated()), [mbit(*UNLIKE)] * 12)
 
 
 def test_events_are_json_and_the_last_links_are_told():
     """Every exchange has its own, links when they have changed by 10 %."""
     aggregation = collocated()
     links = [mbit(*UNLIKE)] * 10 + [mbit(100, 200, 200, 50)] * 10
-    found = follow_links(OPTIMAL, aggregation, links)
+    found = follow_links(SharePlanner(OPTIMAL, aggregation), links)
     told = [event for event in found.events if isinstance(event, LinksMeasured)]
 
     assert len([event for event in found.events if isinstance(event, ExchangeMeasured)]) == 20
@@ -227,7 +231,9 @@ def test_all_reduce_is_tried_where_servers_hide_what_workers_could():
     """Servers became slow and workers fast, which shares do not show; found within 10 steps."""
     aggregation = dedicated()
     fast, slow = mbit(*[100] * 4, *[155] * 4), mbit(*[400] * 4, *[25] * 4)
-    found = follow_links(OPTIMAL, aggregation, [fast] * 130 + [slow] * 110, noise=0.05)
+    found = follow_links(
+        SharePlanner(OPTIMAL, aggregation), [fast] * 130 + [slow] * 110, noise=0.05
+    )
     looks = [event.step for event in planned(found) if "measuring what" in event.reason]
 
     assert len(looks) == 2
@@ -240,7 +246,7 @@ def test_all_reduce_is_tried_where_servers_hide_what_workers_could():
 @pytest.mark.parametrize("rates", slow_but([[*UNLIKE]], [[*UNLIKE], [155, 110, 80, 60]]))
 def test_all_reduce_is_not_tried_where_it_cannot_win(rates):
     """Among servers that all work, the slowest link limits both, and what it carries is known."""
-    found = follow_links(OPTIMAL, collocated(), [mbit(*rates)] * 120, noise=0.1)
+    found = follow_links(SharePlanner(OPTIMAL, collocated()), [mbit(*rates)] * 120, noise=0.1)
 
     assert sum(plan.parts is None for plan in found.plans) == 2
 
@@ -251,7 +257,9 @@ def test_all_reduce_is_not_tried_behind_a_slow_worker():
     before, tried = mbit(*[100] * 8), []
     for slowest in (40, 100):
         after = mbit(slowest, 100, 100, 100, *[60] * 4)
-        found = follow_links(OPTIMAL, aggregation, [before] * 40 + [after] * 90, noise=0.05)
+        found = follow_links(
+            SharePlanner(OPTIMAL, aggregation), [before] * 40 + [after] * 90, noise=0.05
+        )
         tried.append(sum("measuring what" in event.reason for event in planned(found)))
 
     assert tried[0] == 0

@@ -77,7 +77,7 @@ def test_links_that_look_alike_are_tried_where_all_reduce_is_slower_than_they_ar
 def test_a_probe_goes_by_what_was_known_of_the_links():
     """A slow server gets little in the second one, which then costs less than half of the first."""
     aggregation, links = dedicated(servers=2), mbit(*[100] * 4, 100, 10)
-    found = follow_links(OPTIMAL, aggregation, [links] * 220)
+    found = follow_links(SharePlanner(OPTIMAL, aggregation), [links] * 220)
     probes = [
         event.parts[4:]
         for event in planned(found)
@@ -287,7 +287,7 @@ def test_probes_slow_training_on_equal_links_down_by_two_percent():
 def test_a_server_that_is_very_slow_costs_little_once_it_is_known(fast, num_steps, aggregation):
     """2000 times and more: no probe waits for it again and again."""
     links = [mbit(100, 100, 100, 100, fast, 0.1)] * num_steps
-    found = follow_links(OPTIMAL, aggregation, links, noise=0.1).exchange_s
+    found = follow_links(SharePlanner(OPTIMAL, aggregation), links, noise=0.1).exchange_s
     known_s = known_links(OPTIMAL, aggregation, links)
 
     assert found[50:].sum() <= 1.05 * known_s[50:].sum()
@@ -303,7 +303,7 @@ class Failing(OptimalShares):
 def test_a_policy_that_fails_is_not_asked_in_every_step():
     """When the next probe is due, and all-reduce goes on meanwhile."""
     planner = SharePlanner(Failing(), collocated())
-    found = follow_links(OPTIMAL, collocated(), [mbit(200, 200, 200, 50)] * 300, planner=planner)
+    found = follow_links(planner, [mbit(200, 200, 200, 50)] * 300)
     failed = [event for event in found.events if isinstance(event, PolicyFailed)]
 
     assert 2 <= len(failed) <= 5

@@ -477,10 +477,3 @@ def test_an_exchange_takes_no_less_than_its_closed_form_and_little_more(seed, si
     taken_s = fair_transfers(push + push.T, links)[0].max()
 
     assert formula_s * (1 - 1e-6) <= taken_s <= 1.35 * formula_s
-
-
-def test_bytes_that_cannot_be_are_refused():
-    """With the shape that was wanted."""
-    for wrong in (np.zeros((2, 2)), np.full((3, 3), -1.0), np.full((3, 3), np.nan)):
-        with pytest.raises(ValueError, match=r"fair_transfers\(num_bytes=...\)"):
-            fair_transfers(wrong, Links(np.ones(3)))

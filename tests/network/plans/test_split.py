@@ -138,8 +138,6 @@ def test_a_slow_rank_without_a_share_carries_the_gradients_once():
         (lambda: Split((PARTS,), chunk_bytes=0), r"`Split\(chunk_bytes=...\)` must be an integer"),
         (lambda: Split.of(np.array([0.5, 0.6])), r"`Split.of\(shares\)` must add up to 1, got"),
         (lambda: Split.of(np.array([1.5, -0.5])), r"`Split.of\(shares\)` must be at least 0"),
-        (lambda: cut(3, [0, 0]), r"`cut\(parts\)` must be integers >= 0, one at least positive"),
-        (lambda: cut(-1, [1]), r"`cut\(num_elements, min_elements=...\)` must be integers >= 0"),
     ],
 )
 def test_what_is_no_split_is_refused(make, text):

@@ -46,15 +46,14 @@ def test_it_takes_a_little_more_than_the_closed_form():
 
 
 def test_the_same_arguments_give_the_same_report():
-    """Noise goes by seed, and needs a generator."""
+    """Noise goes by seed."""
     one, other = (
-        follow_links(EqualShares(), AGGREGATION, [LINKS] * 5, noise=0.2, seed=4) for _ in range(2)
+        follow_links(SharePlanner(EqualShares(), AGGREGATION), [LINKS] * 5, noise=0.2, seed=4)
+        for _ in range(2)
     )
 
     assert one.exchange_s.tolist() == other.exchange_s.tolist()
     assert one.events == other.events
-    with pytest.raises(ValueError, match=r"play_exchange\(generator="):
-        play_exchange(AGGREGATION, LINKS, None, noise=0.1)
 
 
 def test_a_simulated_step_ends_with_its_exchange():

@@ -235,13 +235,10 @@ class LinkTracker:
         A rank whose link was not the limit is taken for slower than it is until a plan asks more of
         it. One that nothing went to or from is taken for the mean of the others.
 
-        Raises:
-            ValueError: there was no transfer of 16384 bytes at all.
+        Args:
+            transfers: one of them at least had ``LEAST_BYTES``.
         """
         rate, _ = _rates(transfers)
-        if not rate.any():
-            rule, got = f"hold a transfer of {LEAST_BYTES} bytes", "none"
-            raise invalid("LinkTracker.first(transfers)", rule, got, "Exchange more bytes.")
         up, down = rate.sum(axis=1), rate.sum(axis=0)
         up[up == 0], down[down == 0] = up[up > 0].mean(), down[down > 0].mean()
         return cls.of(_fitted(Links(up, down), transfers, 0.0))

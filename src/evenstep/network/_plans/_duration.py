@@ -29,14 +29,10 @@ def ring_s(aggregation: Aggregation, links: Links) -> float:
         aggregation: the bytes and the workers. Ranks that only serve are left out.
         links: their bandwidths.
 
-    Raises:
-        ValueError: the links are of other ranks.
-
     References:
         P. Patarasuk and X. Yuan, *Bandwidth optimal all-reduce algorithms for clusters of
         workstations*, 2009.
     """
-    check_world("ring_s", aggregation, links)
     ring = np.flatnonzero(aggregation.is_worker)
     if len(ring) == 1:
         return 0.0
@@ -75,25 +71,18 @@ def fair_transfers(num_bytes: FloatArray, links: Links) -> tuple[FloatArray, Flo
         sent, ``(world_size, world_size)``; and the most that each rank sent and got at any time, in
         bytes per second, ``(2, world_size)``: what its link carries if it ever was the limit.
 
-    Raises:
-        ValueError: the bytes are of other ranks, negative or not finite.
-
     References:
         D. Bertsekas and R. Gallager, *Data Networks*, 1992, section 6.5.2.
     """
     left = np.array(num_bytes, np.float64)
-    shape = (links.world_size, links.world_size)
-    if left.shape != shape or not (np.isfinite(left) & (left >= 0)).all():
-        rule, got = f"be {shape} numbers of at least 0", num_bytes
-        raise invalid("fair_transfers(num_bytes=...)", rule, got, "Give 0 where nothing is sent.")
     np.fill_diagonal(left, 0.0)
-    seconds, now_s = np.zeros(shape), 0.0
+    seconds, now_s = np.zeros(left.shape), 0.0
     most = np.zeros((2, len(left)))
     active = left > 0
     while active.any():
         rates = fair_rates(active, links)
         np.maximum(most, [rates.sum(axis=1), rates.sum(axis=0)], out=most)
-        needs_s = np.divide(left, rates, out=np.full(shape, np.inf), where=active)
+        needs_s = np.divide(left, rates, out=np.full(left.shape, np.inf), where=active)
         until_s = float(needs_s.min())
         until_s += TOGETHER * (now_s + until_s)
         done = active & (needs_s <= until_s)

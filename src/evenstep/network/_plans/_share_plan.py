@@ -137,17 +137,8 @@ def cut(num_elements: int, parts: Sequence[int], *, min_elements: int = 1) -> Ed
     Returns:
         From 0 to ``num_elements``, never falling: rank r has those from ``edges[r]`` up to
         ``edges[r + 1]``, ``(world_size + 1,)``.
-
-    Raises:
-        ValueError: an argument is out of range.
     """
-    if not _is_integer(num_elements) or not _is_integer(min_elements):
-        got = f"{num_elements!r} and {min_elements!r}"
-        raise invalid("cut(num_elements, min_elements=...)", "be integers >= 0", got, "Count them.")
     kept = sorted((rank for rank, part in enumerate(parts) if part), key=lambda r: (-parts[r], r))
-    if not kept or min(parts) < 0:
-        rule = "be integers >= 0, one at least positive"
-        raise invalid("cut(parts)", rule, parts, "Give one rank a part at least.")
     weights, total = list(parts), sum(parts)
     while len(kept) > 1 and parts[kept[-1]] * num_elements < min_elements * total:
         least = kept.pop()

@@ -43,7 +43,7 @@ def shard_gradients(ddp: DistributedDataParallel, reducer: ShardedReducer) -> Bu
 
     Args:
         ddp: over the reducer's workers, in their order.
-        reducer: of this rank.
+        reducer: of this rank, which has gradients.
 
     Returns:
         What the hook knows. Once that has no reducer, ``ddp`` can be given to another one.
@@ -55,8 +55,6 @@ def shard_gradients(ddp: DistributedDataParallel, reducer: ShardedReducer) -> Bu
     if (hooks := comm_hooks_of(ddp)) and former is None:
         rule, got = "have no communication hook yet", hooks[0][0].__name__
         raise invalid("shard_gradients(ddp)", rule, got, "Give `wire=` to the reducer instead.")
-    if not reducer.is_worker:
-        raise invalid("shard_gradients(ddp)", "be on a worker", "a server", "Call `serve()`.")
     size = ddp.process_group.size()
     if size != reducer.num_workers:
         rule = f"be over the reducer's {reducer.num_workers} workers"

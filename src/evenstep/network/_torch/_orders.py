@@ -14,7 +14,7 @@ from ._transport import AbstractTransport, PeerFailed, Pending
 
 _TAGS = 1 << 30
 _MOST = 1 << 20  # tags
-_FIXED = 8  # integers before the parts
+_FIXED = 7  # integers before the parts
 _STOP, _SUM = 0, 1
 
 
@@ -37,7 +37,7 @@ def send_order(
     else:
         split = job.split
         fixed = [_SUM, job.num_elements, FLOATS.index(job.wire)]
-        fixed += [split.epoch, split.chunk_bytes, split.min_bytes, int(job.ends), job.step]
+        fixed += [split.epoch, split.chunk_bytes, split.min_bytes, job.step]
         order = torch.tensor([*fixed, *split.parts])
     tag = _TAGS + number % _MOST
     return [(peer, transport.send(order, peer, tag)) for peer in servers]
@@ -64,13 +64,13 @@ def orders(
             transport.receive(order, lead, _TAGS + number % _MOST)(None)
         except RuntimeError as error:
             raise PeerFailed(lead, str(error)) from error
-        kind, num_elements, dtype, epoch, *sizes, ends, step = order[:_FIXED].tolist()
+        kind, num_elements, dtype, epoch, *sizes, step = order[:_FIXED].tolist()
         if kind == _STOP:
             return
         check_epoch("ShardedReducer.serve()", epoch, newest)
         newest = epoch
         split = Split(tuple(order[_FIXED:].tolist()), epoch, *sizes)
-        yield BucketJob(None, num_elements, FLOATS[dtype], split, done, ends=bool(ends), step=step)
+        yield BucketJob(None, num_elements, FLOATS[dtype], split, done, step)
 
 
 def check_epoch(argument: str, epoch: int, newest: int) -> None:
@@ -82,18 +82,3 @@ def check_epoch(argument: str, epoch: int, newest: int) -> None:
     if epoch < newest:
         rule = f"be given no plan older than that of epoch {newest}, which is in force"
         raise invalid(argument, rule, f"epoch {epoch}", "A late plan is to be dropped.")
-
-
-def checked_workers(workers: Sequence[int] | None, world_size: int) -> tuple[int, ...]:
-    """Return who has gradients, ascending.
-
-    Raises:
-        ValueError: they are no ranks, or none.
-    """
-    if workers is None:
-        return tuple(range(world_size))
-    ranks = tuple(sorted(workers))
-    if not ranks or len(set(ranks)) < len(ranks) or not 0 <= ranks[0] <= ranks[-1] < world_size:
-        rule = f"be different ranks from 0 to {world_size - 1}, one at least"
-        raise invalid("ShardedReducer(workers=...)", rule, tuple(workers), "The rest will serve.")
-    return ranks

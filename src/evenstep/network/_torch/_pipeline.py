@@ -28,7 +28,6 @@ class BucketJob:
         wire: the numbers in which they travel.
         split: who sums what.
         done: called on the issuing thread with None, or with the error that ended it.
-        ends: whether it is the last bucket of a backward.
         step: the step that it belongs to.
         ready: when the device has written the gradients; None where there is none.
         sends: notes to others that leave with it, by peer.
@@ -39,7 +38,6 @@ class BucketJob:
     wire: torch.dtype
     split: Split
     done: Callable[[BaseException | None], None]
-    ends: bool = False
     step: int = 0
     ready: torch.cuda.Event | None = None
     sends: list[tuple[int, Pending]] = field(default_factory=list)

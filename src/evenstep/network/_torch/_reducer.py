@@ -11,11 +11,11 @@ from typing import Self, final
 
 import torch
 
+from ..._valid import check_range
 from ...exceptions import WorkerLostError, invalid
 from .._plans._share_plan import Split
 from ._orders import (
     check_epoch,
-    checked_workers,
     orders,
     send_order,
 )
@@ -37,13 +37,11 @@ class Failure:
 
     Args:
         transport: carries gradients, matched by tag; it is broken off.
-        option: which argument says how long a rank may be slow, for the error.
     """
 
-    def __init__(self, transport: AbstractTransport, *, option: str) -> None:
+    def __init__(self, transport: AbstractTransport) -> None:
         self._transport = transport
         self._rank = transport.rank
-        self._option = option
         self._notices: dict[int, torch.Tensor] = {}  # of whom each other rank finds lost
         self._receipts: list[Pending] = []
         self._lock = threading.Lock()
@@ -95,7 +93,7 @@ class Failure:
         return lost, WorkerLostError(
             lost,
             f"Rank {lost} was lost in the exchange of gradients: {problem}. Restart the run from "
-            f"its last checkpoint; if the rank was only slow, raise `{self._option}`.",
+            f"its last checkpoint; if the rank was only slow, raise `Runtime(hang_s=...)`.",
         )
 
     def _notify(self, lost: int) -> None:
@@ -132,7 +130,6 @@ class ShardedReducer:
             it notifies the others, who serve, of what comes.
         wire: 16 bits in which gradients travel; None sends them as they are.
         timeout_s: how long a rank may keep another one waiting, as a group's timeout.
-        option: which argument says so, for errors.
 
     Raises:
         ValueError: an argument is out of range.
@@ -145,15 +142,13 @@ class ShardedReducer:
         workers: Sequence[int] | None = None,
         wire: torch.dtype | None = None,
         timeout_s: float = 1800.0,
-        option: str = "ShardedReducer(timeout_s=...)",
     ) -> None:
         world_size = transport.world_size
-        self._workers = checked_workers(workers, world_size)
-        if not timeout_s > 0:
-            raise invalid("ShardedReducer(timeout_s=...)", "be positive", timeout_s, "Use 1800.")
+        self._workers = tuple(range(world_size)) if workers is None else tuple(sorted(workers))
+        check_range("ShardedReducer(timeout_s=...)", timeout_s, "positive", "Use 1800.")
         self._transport = transport
         self._wire = wire
-        self._failure = Failure(transport, option=option)
+        self._failure = Failure(transport)
         self._split: Split | None = None
         self._epoch = -1
         self.step = 0  # under way, for ranks without data; set by what counts them
@@ -172,8 +167,9 @@ class ShardedReducer:
             prepare=self._prepare,
             on_error=self._failure.on,
         )
-        helpers = [rank for rank in range(world_size) if rank not in self._workers]
-        self._notified = helpers if self._leads else []  # of every bucket
+        others = [rank for rank in range(world_size) if rank not in self._workers]
+        # Whom this rank notifies of every bucket.
+        self._notified = others if transport.rank == self._workers[0] else []
         self._num_orders = 0
 
     @property
@@ -185,10 +181,6 @@ class ShardedReducer:
     def num_workers(self) -> int:
         """How many ranks have gradients."""
         return len(self._workers)
-
-    @property
-    def _leads(self) -> bool:
-        return self._transport.rank == self._workers[0]
 
     @property
     def split(self) -> Split | None:
@@ -273,12 +265,8 @@ class ShardedReducer:
             WorkerLostError: a rank was lost before.
             RuntimeError: no split is in force, or this rank has no data.
             TypeError: they are of a type that is not summed.
-            ValueError: they are not flat.
         """
         self._check_open()
-        if gradients.dim() != 1 or not gradients.is_contiguous():
-            rule, remedy = "be flat and contiguous", "Give `gradients.flatten()`."
-            raise invalid("ShardedReducer.reduce(gradients)", rule, gradients.shape, remedy)
         split = self._split
         if split is None or not self.is_worker or self._pid is None:
             why = "a rank without data" if not self.is_worker else "it was not started"
@@ -302,7 +290,7 @@ class ShardedReducer:
         result = reported.then(answer)
         ready = torch.cuda.current_stream(gradients.device).record_event() if devices else None
         wire = travels_in(gradients.dtype, self._wire)
-        job = BucketJob(gradients, gradients.numel(), wire, split, done, ends, self.step, ready)
+        job = BucketJob(gradients, gradients.numel(), wire, split, done, self.step, ready)
         self._put(job)
         (self._begun.discard if ends else self._begun.add)(model)
         return result

@@ -69,7 +69,6 @@ class Reduction(StepObserver):
             workers=range(num_workers),
             wire=network.wire,
             timeout_s=timeout_s,
-            option="Runtime(hang_s=...)",
         )
         self._chunk_bytes = 0
         self._epoch = 0

@@ -14,7 +14,6 @@ from typing import final
 
 import torch
 
-from ...exceptions import invalid
 from ._pipeline import is_pull
 from ._transport import AbstractTransport, Pending
 
@@ -190,12 +189,7 @@ def ways_to(receiver: int, arrivals: Iterable[Arrival], *, burst_bytes: int = 1 
         burst_bytes: what links may let through at once, at least 0. Rather too little: a link that
             looks faster than it is will be used, and be seen as it is, and one that looks slower
             will not.
-
-    Raises:
-        ValueError: ``burst_bytes`` is negative.
     """
-    if burst_bytes < 0:
-        raise invalid("ways_to(burst_bytes=...)", "be at least 0", burst_bytes, "Use 16384.")
     spans: defaultdict[int, list[Span]] = defaultdict(list)
     num_bytes: defaultdict[int, int] = defaultdict(int)
     for one in arrivals:

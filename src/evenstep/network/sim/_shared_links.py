@@ -58,14 +58,8 @@ def play_exchange(
         shares: who sums how much; None for plain all-reduce, a ring by its formula.
         plan_epoch: number of the plan that it runs under.
         noise: standard deviation of the logarithm of the times as they are measured.
-        generator: where that comes from; needed if there is any.
-
-    Raises:
-        ValueError: there is noise and no generator, or the links are of other ranks.
+        generator: where that comes from; None is a new one of seed 0.
     """
-    if noise and generator is None:
-        remedy = "Give `np.random.default_rng(0)`."
-        raise invalid("play_exchange(generator=...)", "be given with noise", generator, remedy)
     if shares is None:
         return ObservedExchange(plan_epoch, ring_s(aggregation, links))
     push = np.outer(aggregation.is_worker, np.where(aggregation.is_server, shares, 0.0))
@@ -82,45 +76,37 @@ def play_exchange(
         exchange_s += times * (float(taken_s.max()) + links.latency_s)
         seconds += times * taken_s
         busy_s += times * np.stack([taken_s.max(axis=1), taken_s.max(axis=0)])
-    if generator is not None:
+    if noise:
+        generator = generator or np.random.default_rng(0)
         seconds = seconds * np.exp(generator.normal(0, noise, seconds.shape))
         busy_s = busy_s * np.exp(generator.normal(0, noise, busy_s.shape))
     return ObservedExchange(plan_epoch, exchange_s, Transfers(push + push.T, seconds, busy_s))
 
 
 def follow_links(
-    policy: AbstractSharePolicy[Any],
-    aggregation: Aggregation,
-    links: Sequence[Links],
-    *,
-    noise: float = 0.0,
-    seed: int = 0,
-    planner: SharePlanner | None = None,
+    planner: SharePlanner, links: Sequence[Links], *, noise: float = 0.0, seed: int = 0
 ) -> FollowReport:
-    """Return what a policy makes of links that change, by the planner that trains.
+    """Return what a planner, as it trains, makes of links that change.
 
     Step k decides k + 1. Deterministic: the same arguments give the same report.
 
     Args:
-        policy: decides the shares.
-        aggregation: what is summed in each step.
+        planner: plans the shares; not used before.
         links: what they carry in each step.
         noise: as for ``play_exchange``, of the measured times.
         seed: of the noise.
-        planner: with other settings than the defaults, and in place of ``policy``.
 
     Raises:
         ValueError: the links are of other ranks.
     """
     generator = np.random.default_rng(seed)
-    planner = planner or SharePlanner(policy, aggregation)
     exchange_s: list[float] = []
     plans: list[SharesInForce] = []
     events: list[Event] = []
     for step, now in enumerate(links):
         plan = planner.plan
         done = play_exchange(
-            aggregation,
+            planner.aggregation,
             now,
             plan.shares if plan.is_shared(step - plan.first_step) else None,
             plan_epoch=plan.epoch,
@@ -262,11 +248,11 @@ def step_over_links_s(
     """
     remedy = "0 exchanges at the end, 2/3 during the backward."
     check_range("step_over_links_s(overlap=...)", overlap, "in [0, 1]", remedy)
+    check_world("step_over_links_s", aggregation, links)
     chunks = aggregation.num_chunks or MANY
     if shares is None:
         slowest, ring = float(compute_s[aggregation.is_worker].max()), ring_s(aggregation, links)
         return max((1 - overlap) * slowest + ring, slowest + ring / chunks)
-    check_world("step_over_links_s", aggregation, links)
     check_shares("step_over_links_s", aggregation, shares)
     works, serves = aggregation.is_worker, shares > 0
     if aggregation.num_workers == 1 and (works & serves).any() and shares[works].sum() > 1 - 1e-9:

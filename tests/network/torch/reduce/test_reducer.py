@@ -148,16 +148,6 @@ def test_a_plan_of_other_ranks_is_refused(alone):
 
 
 @pytest.mark.cluster
-@pytest.mark.parametrize("workers", [[], [0, 0], [3], [-1], [0, 1, 2, 3]])
-def test_workers_that_are_no_ranks_are_refused(workers):
-    """None at all, one twice, one that does not exist: more ranks than there are."""
-    with pytest.raises(
-        ValueError, match=r"`ShardedReducer\(workers=...\)` must be different ranks"
-    ):
-        ShardedReducer(MemoryTransport(Network(), 0, 3), workers=workers)
-
-
-@pytest.mark.cluster
 def test_a_closed_reducer_says_so(alone):
     """As often as it is closed."""
     alone.close()
@@ -415,11 +405,11 @@ def test_an_order_by_an_older_plan_is_refused():
     told = orders(MemoryTransport(network, 1, 2), 0, print)
     for number, epoch in enumerate((4, 3)):
         split = Split.of(np.array([0.5, 0.5]), epoch=epoch)
-        job = BucketJob(None, 10, runs.FLOATS[0], split, print, ends=True)
+        job = BucketJob(None, 10, runs.FLOATS[0], split, print, step=7)
         send_order(MemoryTransport(network, 0, 2), [1], number, job)
 
     first = next(told)
-    assert (first.num_elements, first.wire, first.ends) == (10, runs.FLOATS[0], True)
+    assert (first.num_elements, first.wire, first.step) == (10, runs.FLOATS[0], 7)
     assert first.split == Split.of(np.array([0.5, 0.5]), epoch=4)
     with pytest.raises(ValueError, match=r"`ShardedReducer.serve\(\)` must be given no plan older"):
         next(told)

@@ -99,14 +99,6 @@ def test_nothing_came():
     assert ways_to(0, []) == []
 
 
-def test_a_burst_has_no_negative_size():
-    """The error says what it may be."""
-    with pytest.raises(
-        ValueError, match=r"`ways_to\(burst_bytes=...\)` must be at least 0, got -1"
-    ):
-        ways_to(0, [], burst_bytes=-1)
-
-
 class Hands:
     """A clock that stands still until it is moved."""
 
