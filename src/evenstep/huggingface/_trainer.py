@@ -316,32 +316,24 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         _check_arguments(self.args, scaled=self._is_scaled())
         self._data: TrainingData | None = None
         self._awaits_data = False  # whether Trainer has yet to ask for that of a training
-        self._plain: Balancer | None = None  # where the environment leaves the script plain
-        self._num_begun = 0
+        self.balancer: Balancer | None = None
+        self._has_begun = False
         self._divisor: Divisor | None = None
         self._per_sample = 0.0  # of the step: what a sample weighs in a mean over samples
         self._stands_in = False  # whether a forward is under way that has no sample
         self._meets = False  # whether ranks wait for each other where a loss is computed
 
-    @property
-    def balancer(self) -> Balancer | None:
-        """The balancer of the training under way, or of the last one."""
-        return self._plain if self._data is None else self._data.balancer
-
     def train(self, *args: Any, **kwargs: Any) -> Any:
         """Train as `Trainer` does, and end the balanced run with it."""
         self._awaits_data = True
         try:
-            rows = (
-                nullcontext()
-                if is_off()
-                else gathers_rows(
-                    self.accelerator,
-                    has_none=lambda: self._stands_in,
-                    leaves_out=lambda: self._meets,
-                )
-            )
-            with rows:
+            if is_off():
+                return super().train(*args, **kwargs)
+            with gathers_rows(
+                self.accelerator,
+                has_none=lambda: self._stands_in,
+                leaves_out=lambda: self._meets,
+            ):
                 return super().train(*args, **kwargs)
         finally:
             self._awaits_data = False
@@ -355,8 +347,8 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             return prepared
         self._awaits_data = False
         if is_off():
-            self._plain = Balancer(**self._balancing)
-            self._plain.prepare()  # which compares the ranks
+            self.balancer = Balancer(**self._balancing)
+            self.balancer.prepare()  # which compares the ranks
             return prepared
         if self._is_scaled() and self._balancing.get("unit", "samples") != "samples":
             raise invalid(
@@ -376,7 +368,8 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
             loss_reduction="sum" if self._is_scaled() else "mean",
             options=self._balancing,
         )
-        self._num_begun = 0
+        self.balancer = self._data.balancer
+        self._has_begun = False
         self._divisor = None
         self._meets = self._stands_in = False
         return self._data
@@ -387,7 +380,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         """Return the next step in ``num_batches`` portions, and its targets over all ranks."""
         if self._data is None:
             return super().get_batch_samples(epoch_iterator, num_batches, device)
-        if not self._num_begun:
+        if not self._has_begun:
             check_model(self.model_wrapped)
             self._data.balancer.prepare(self.model_wrapped)
         step = self._data.next_step(
@@ -398,7 +391,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         batches = [masked(part) for part in step.micro_batches]
         counted = map(with_own_targets, step.micro_batches)
         _, num_items = super().get_batch_samples(counted, len(batches), device)
-        if not self._num_begun and meets(self, step.micro_batches[0].batch, num_items):
+        if not self._has_begun and meets(self, step.micro_batches[0].batch, num_items):
             self._meets = True
             self._data.meet_in_forwards()
         finds_out = self._is_scaled() or "unit" not in self._balancing
@@ -412,7 +405,7 @@ class BalancedMixin(_Trainer):  # type: ignore[misc]  # of any kind, to mypy
         self._per_sample = self.accelerator.num_processes / step.global_num_samples
         if num_batches > 1 or self._meets:
             meet_before_forwards(self, equal_forwards=step.equal_forwards)
-        self._num_begun += 1
+        self._has_begun = True
         main_input = getattr(self.model, "main_input_name", "input_ids")
         handed_out: list[Any] = portions(
             step,

@@ -59,7 +59,7 @@ class Tally:
             self._parts[place] = in_order, in_any_order, distinct
 
     def rows(self) -> list[Row]:
-        """Return a row for each part: plain values, to be compared by ``difference``."""
+        """Return a row for each part: plain values, for ``check_same_samples``."""
         return [
             [
                 in_order,

@@ -104,9 +104,14 @@ class _Watched:
             return
         if self._attachment is None:
             self._broken = True  # unless all of this works
-            attach = _import_attach()
+            from importlib.util import find_spec
+
+            if find_spec("evenstep") is None:  # it is installed for another interpreter than this
+                sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
+            from evenstep.watch._attach import Attachment
+
             settings = os.environ["EVENSTEP_WATCH"]
-            self._attachment = attach(settings, self._when_loaded, self.loaders, _frames)
+            self._attachment = Attachment(settings, self._when_loaded, self.loaders, _frames)
             self._broken = False
         self._attachment.group_opens()
 
@@ -119,18 +124,6 @@ def _frames() -> list[tuple[str, int]]:
         found.append((frame.f_code.co_filename, frame.f_lineno))
         frame = frame.f_back
     return found
-
-
-def _import_attach() -> Any:
-    """Return what attaches; evenstep may be installed for another interpreter than this one."""
-    try:
-        from evenstep.watch._attach import Attachment
-    except ModuleNotFoundError as error:
-        if error.name != "evenstep":
-            raise
-        sys.path.append(os.path.dirname(os.path.dirname(os.path.dirname(_HERE))))
-        from evenstep.watch._attach import Attachment
-    return Attachment
 
 
 def _quietly(call: Callable[..., None], *args: Any) -> None:
