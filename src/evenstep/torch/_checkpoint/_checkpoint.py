@@ -359,10 +359,12 @@ class Checkpoint:
                 another model, was renamed or lacks a part.
             ValueError: a part refuses its state, such as a loader with another global batch.
         """
-        found: list[tuple[int, str]] = self._ranks.share(self._found, self._root)
+        folders: list[tuple[int, Path]] = self._ranks.share(
+            lambda: disk.complete_folders(self._root), self._root
+        )
         problem: CheckpointError | None = None
-        for step, name in found:
-            path = self._root / name
+        for step, there in folders:
+            path = self._root / there.name  # which may have another name on rank 0
             problem = self._problem(path)
             if problem is None:
                 self._take(path, step)
@@ -376,10 +378,6 @@ class Checkpoint:
                 problem.path,
             ) from problem
         return None
-
-    def _found(self) -> list[tuple[int, str]]:
-        """Return step and name of all complete checkpoints, the newest first."""
-        return [(step, path.name) for step, path in disk.complete_folders(self._root)]
 
     def _save(self, step: int, path: Path) -> None:
         plain = self._ranks.on_all(lambda: self._plain_bytes(step), path)
@@ -441,15 +439,16 @@ class Checkpoint:
 
         A file that can no longer be read after its checksum was right is beyond this promise.
         """
-        plain = self._ranks.on_all(lambda: self._read_plain(path, step), path)
-        if unused := sorted(_part_names(plain) - self._plain.keys()):
+        parts = self._ranks.on_all(lambda: self._read_plain(path, step), path)
+        if unused := sorted(parts.keys() - self._plain.keys()):
             warn(f"`{path}` holds {unused} as well, which was not asked for: not loaded.")
         before = self._parts_now()
         try:
             with self._tensors.begun():
                 states = self._ranks.on_all(lambda: self._tensors.places(path), path)
-                self._ranks.on_all(lambda: self._load_parts(plain), path)
-                self._ranks.on_all(lambda: self._load_tensors(path, states), path)
+                self._ranks.on_all(lambda: self._load_parts(parts), path)
+                group = self._ranks.group
+                self._ranks.on_all(lambda: self._tensors.load(path, states, group), path)
         except Exception:  # an interrupt may be for a part that hangs: it is not called again
             for name, state in before.items():
                 with suppress(Exception):  # what matters is being raised already
@@ -457,30 +456,27 @@ class Checkpoint:
             raise
 
     def _read_plain(self, path: Path, step: int) -> dict[str, Any]:
-        """Return what is neither the model's nor the optimizer's, once it is what is asked for."""
+        """Return the states of the parts, once they are what is asked for."""
         with disk.reading(path / _PLAIN), (path / _PLAIN).open("rb") as file:
             plain: dict[str, Any] = read_plain(file)
-            then, names = int(plain["step"]), _part_names(plain)
+            then = int(plain.pop("step"))
+            parts = {name.removeprefix("part."): state for name, state in plain.items()}
         if then != step:
             raise CheckpointError(
                 f"`{path}` was saved after step {then} and renamed since. Give it back its name.",
                 path,
             )
-        if missing := sorted(self._plain.keys() - names):
+        if missing := sorted(self._plain.keys() - parts.keys()):
             raise CheckpointError(
                 f"`{path}` was saved without {missing}. Load it as it was saved, or leave out "
                 f"what starts anew.",
                 path,
             )
-        return plain
+        return parts
 
-    def _load_tensors(self, path: Path, states: dict[str, Any]) -> None:
-        with disk.reading(path):
-            self._tensors.load(path, states, self._ranks.group)
-
-    def _load_parts(self, plain: dict[str, Any]) -> None:
+    def _load_parts(self, states: dict[str, Any]) -> None:
         for name, part in self._plain.items():
-            part.load_state_dict(plain[f"part.{name}"])
+            part.load_state_dict(states[name])
 
     def _parts_now(self) -> dict[str, Any]:
         """Return copies of the parts' states, of all that have one before a run begins."""
@@ -489,10 +485,6 @@ class Checkpoint:
             with suppress(Exception):
                 states[name] = copy.deepcopy(part.state_dict())
         return states
-
-
-def _part_names(plain: Mapping[str, Any]) -> set[str]:
-    return {name.removeprefix("part.") for name in plain if name.startswith("part.")}
 
 
 def _digests(path: Path, rank: int) -> dict[str, str]:

@@ -140,11 +140,11 @@ class Tensors:
         optimizer: torch.optim.Optimizer | Mapping[str, torch.optim.Optimizer] | None,
     ) -> None:
         models = _named("model", model, nn.Module)
-        self._optimizers: dict[str, torch.optim.Optimizer] = (
-            {} if optimizer is None else _named("optimizer", optimizer, torch.optim.Optimizer)
-        )
-        for value in self._optimizers.values():
-            _check_begins(value)
+        self._optimizers: dict[str, torch.optim.Optimizer] = {}  # by what their states are called
+        if optimizer is not None:
+            for name, value in _named("optimizer", optimizer, torch.optim.Optimizer).items():
+                _check_begins(value)
+                self._optimizers[f"optimizer {name}".strip()] = value
         # A parent lends several models their names; they do not notice.
         self._model: nn.Module = models[""] if "" in models else nn.ModuleDict(models)
 
@@ -171,14 +171,9 @@ class Tensors:
         Raises:
             CheckpointError: a rank could not write.
         """
-        try:
-            with _quiet():
-                writer, alone = FileSystemWriter(path), _is_alone()
-                return save(states, storage_writer=writer, process_group=group, no_dist=alone)
-        except CheckpointException as error:
-            raise CheckpointError(
-                f"`{path}` could not be written: {_cause(error)}", path
-            ) from error
+        with _explained(path, "could not be written"):
+            writer, alone = FileSystemWriter(path), _is_alone()
+            return save(states, storage_writer=writer, process_group=group, no_dist=alone)
 
     @staticmethod
     def save_index(path: Path, index: indexed.Metadata) -> None:
@@ -220,34 +215,23 @@ class Tensors:
         Raises:
             CheckpointError: what is there is of other shapes, or cannot be read.
         """
-        try:
-            with _quiet():
-                load(
-                    states,
-                    storage_reader=SafeReader(path),
-                    planner=SafePlanner(),
-                    process_group=group,
-                    no_dist=_is_alone(),
-                )
-        except CheckpointException as error:
-            cause = _cause(error)
-            raise CheckpointError(
-                f"`{path}` does not fit this model and optimizer: {cause}", path
-            ) from error
-        set_model_state_dict(self._model, states["model"])
-        for name, optimizer in self._optimizers.items():
-            set_optimizer_state_dict(
-                self._model,
-                optimizer,
-                states[f"optimizer {name}".strip()],
-                options=StateDictOptions(strict=False),  # names were compared above
+        with reading(path), _explained(path, "does not fit this model and optimizer"):
+            load(
+                states,
+                storage_reader=SafeReader(path),
+                planner=SafePlanner(),
+                process_group=group,
+                no_dist=_is_alone(),
             )
+            set_model_state_dict(self._model, states["model"])
+            options = StateDictOptions(strict=False)  # names were compared above
+            for name, optimizer in self._optimizers.items():
+                set_optimizer_state_dict(self._model, optimizer, states[name], options=options)
 
     def _states(self) -> dict[str, Any]:
         states: dict[str, Any] = {"model": get_model_state_dict(self._model)}
         for name, optimizer in self._optimizers.items():
-            state = get_optimizer_state_dict(self._model, optimizer)
-            states[f"optimizer {name}".strip()] = state
+            states[name] = get_optimizer_state_dict(self._model, optimizer)
         return states
 
 
@@ -356,20 +340,24 @@ def _names(state: Any, prefix: str = "") -> Iterable[str]:
         yield from _names(value, f"{prefix}{key}.")
 
 
-def _cause(error: CheckpointException) -> str:
-    rank, (problem, _) = min(error.failures.items())
-    text = f"on rank {rank}, {type(problem).__name__}: {problem}"
-    # All that torch's writer of archives says where the disk takes less than it was given.
-    return f"{text}. The disk may be full" if "unexpected pos" in text else text
-
-
 def _is_alone() -> bool:
     return not (dist.is_available() and dist.is_initialized())
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Leave out torch's word that there is one process only: we know."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="torch.distributed is disabled")
-        yield
+def _explained(path: Path, what: str) -> Iterator[None]:
+    """Say ``what`` of ``path`` failed, and why; leave out that there is one process only: we know.
+
+    Raises:
+        CheckpointError: torch could not do it on some rank.
+    """
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="torch.distributed is disabled")
+            yield
+    except CheckpointException as error:
+        rank, (problem, _) = min(error.failures.items())
+        text = f"on rank {rank}, {type(problem).__name__}: {problem}"
+        # All that torch's writer of archives says where the disk takes less than it was given.
+        full = ". The disk may be full" if "unexpected pos" in text else ""
+        raise CheckpointError(f"`{path}` {what}: {text}{full}", path) from error

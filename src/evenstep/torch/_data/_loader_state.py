@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import zlib
-from collections.abc import Collection
 from typing import Any
 
 from ...exceptions import invalid
@@ -19,9 +18,9 @@ def _checksum(fields: dict[str, Any]) -> int:
     return zlib.crc32(json.dumps(fields, sort_keys=True, default=repr).encode())
 
 
-def checked(state: object, where: str, kind: str, keys: Collection[str]) -> dict[str, Any]:
-    """Return what ``sealed`` gave for fields of this kind and these keys, or raise ValueError."""
-    problem = _problem(state, kind, keys)
+def checked(state: object, where: str, like: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``sealed`` gave for fields of the same kind and keys, or raise ValueError."""
+    problem = _problem(state, like)
     if problem is not None:
         raise invalid(
             where,
@@ -31,15 +30,15 @@ def checked(state: object, where: str, kind: str, keys: Collection[str]) -> dict
             "the file is damaged: take the checkpoint before it.",
         )
     assert isinstance(state, dict)
-    return {key: state[key] for key in ("kind", *keys, "checksum")}
+    return {key: state[key] for key in (*like, "checksum")}
 
 
-def _problem(state: object, kind: str, keys: Collection[str]) -> str | None:
+def _problem(state: object, like: dict[str, Any]) -> str | None:
     if type(state) is not dict:
         return f"a {type(state).__name__}"
-    if state.get("kind", kind) != kind:
-        return f"one of the kind {repr(state['kind'])[:40]}, not {kind!r}"
-    if missing := sorted({"kind", *keys, "checksum"} - state.keys()):
+    if (kind := state.get("kind", like["kind"])) != like["kind"]:
+        return f"one of the kind {repr(kind)[:40]}, not {like['kind']!r}"
+    if missing := sorted({*like, "checksum"} - state.keys()):
         return f"one without {missing}"
-    fields = {key: state[key] for key in ("kind", *keys)}  # adapters may add keys of their own
+    fields = {key: state[key] for key in like}  # adapters may add keys of their own
     return None if state["checksum"] == _checksum(fields) else "one whose checksum does not fit"

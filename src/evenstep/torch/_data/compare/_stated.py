@@ -165,21 +165,18 @@ def _copier(sampler: object, dataset: object) -> Callable[[], Any]:
     Raises:
         Exception: it cannot be copied.
     """
-    shared: list[Any] = []
-    places: dict[int, int] = {}
+    shared: dict[int, Any] = {}  # by their identities
 
     class Pickler(pickle.Pickler):
         def persistent_id(self, value: Any) -> int | None:
             if type(value) in _ATOMS or not _is_shared(value, dataset):
                 return None
-            if id(value) not in places:
-                places[id(value)] = len(shared)
-                shared.append(value)
-            return places[id(value)]
+            shared[id(value)] = value
+            return id(value)
 
     class Unpickler(pickle.Unpickler):
-        def persistent_load(self, place: int) -> Any:
-            return _seeded(shared[place])
+        def persistent_load(self, identity: int) -> Any:
+            return _seeded(shared[identity])
 
     file = io.BytesIO()
     Pickler(file, pickle.HIGHEST_PROTOCOL).dump(sampler)

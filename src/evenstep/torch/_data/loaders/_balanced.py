@@ -47,17 +47,6 @@ def _most_elements(batch: Any) -> int:
 
 
 _NESTED = (Mapping, list, tuple)
-_KEYS = (
-    "epochs_begun",
-    "steps_taken",
-    "steps_of_run",
-    "global_batch_size",
-    "num_samples",
-    "order",
-    "fingerprint",
-    "num_fingerprinted",
-)
-_KEYS_OF_BATCHES = (*_KEYS, "num_steps", "position")
 _MOST_STARTS = 8  # more epochs than a loop fetches ahead
 
 
@@ -190,6 +179,10 @@ class BalancedLoader(AbstractStepLoader):
             self._source.replan()
 
     def _state(self) -> dict[str, Any]:
+        state = sealed(self._fields())
+        return state if self._seen is None else {**state, "lengths": self._seen.written()}
+
+    def _fields(self) -> dict[str, Any]:
         # Another thread may hand out, or begin an epoch, meanwhile.
         at, step, starts = self._at, self._context.session.steps.next_unused, tuple(self._starts)
         if step is None:
@@ -206,13 +199,11 @@ class BalancedLoader(AbstractStepLoader):
         }
         if not self.is_fixed:
             fields |= {"num_steps": len(at.steps), "position": position}
-        state = sealed(fields | at.state(position))
-        return state if self._seen is None else {**state, "lengths": self._seen.written()}
+        return fields | at.state(position)
 
     def _checked(self, state: object) -> dict[str, Any]:
         where = "BalancedLoader.load_state_dict(state=...)"
-        kind, keys = ("order", _KEYS) if self.is_fixed else ("batches", _KEYS_OF_BATCHES)
-        good = checked(state, where, kind, keys)
+        good = checked(state, where, self._fields())
         num_samples, num_steps = self._order.num_samples, len(self._order.steps)
         found, size, taken = good["num_samples"], good["global_batch_size"], good["steps_taken"]
         if self.is_fixed and size != self._size:  # else the batches alone say what a step has

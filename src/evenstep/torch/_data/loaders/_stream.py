@@ -201,16 +201,6 @@ def _packed(
 
 
 _LARGEST = 1 << 63
-_KEYS = (
-    "steps_of_run",
-    "global_batch_size",
-    "num_readers",
-    "passed",
-    "seed",
-    "epochs_begun",
-    "steps_taken",
-    "finished",
-)
 
 
 @dataclass(slots=True)
@@ -312,22 +302,22 @@ class StreamLoader(AbstractStepLoader):
         return self._reader.repeated(size)
 
     def _state(self) -> dict[str, Any]:
+        return sealed(self._fields())
+
+    def _fields(self) -> dict[str, Any]:
         at = self._at
-        return sealed(
-            asdict(at)
-            | {
-                "kind": f"stream, {self._kind}",
-                "steps_of_run": self._context.count.value,
-                "global_batch_size": self._size,
-                "num_readers": self._num_readers,
-                "passed": at.passed[: self._num_written],
-                "seed": at.seed or 0,
-            }
-        )
+        return asdict(at) | {
+            "kind": f"stream, {self._kind}",
+            "steps_of_run": self._context.count.value,
+            "global_batch_size": self._size,
+            "num_readers": self._num_readers,
+            "passed": at.passed[: self._num_written],
+            "seed": at.seed or 0,
+        }
 
     def _checked(self, state: object) -> dict[str, Any]:
         where = "StreamLoader.load_state_dict(state=...)"
-        good = checked(state, where, f"stream, {self._kind}", _KEYS)
+        good = checked(state, where, self._fields())
         for key, is_now, remedy in (
             ("global_batch_size", self._size, "Give it to the balancer as back then."),
             ("num_readers", self._num_readers, "Set `DataLoader(num_workers=...)` as back then."),
