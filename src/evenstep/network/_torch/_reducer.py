@@ -11,7 +11,7 @@ from typing import Self, final
 
 import torch
 
-from ..._valid import check_range
+from ..._types import check_range
 from ...exceptions import WorkerLostError, invalid
 from .._plans._share_plan import Split
 from ._orders import (
