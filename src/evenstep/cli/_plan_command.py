@@ -6,9 +6,8 @@ import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import numpy as np
 import typer
@@ -122,19 +121,12 @@ def plan(
 ) -> None:
     """Say how long a step takes, equal and balanced, and what each worker or one more brings."""
     width = terminal_width()
-    of_memory = partial(
-        memory_part,
-        parameters=parameters,
-        memory=memory,
-        optimizer=optimizer,
-        dtype=dtype,
-        layers=layers,
-        sample_mb=sample_mb,
-    )
+    held: dict[str, Any] = {"parameters": parameters, "memory": memory, "optimizer": optimizer}
+    held |= {"dtype": dtype, "layers": layers, "sample_mb": sample_mb}
     try:
         rest = (global_batch_size, intercepts, overhead, max_batch, add, mbit, model_mb, lengths)
         if {speeds, run, doctor, *rest} == {None} and {parameters, memory} != {None}:
-            return _write({"memory": of_memory(None, width)}, as_json_)
+            return _write({"memory": memory_part(None, width, **held)}, as_json_)
         checkup = None if doctor is None else _checkup(doctor)
         found = _workers(speeds, run, checkup, intercepts)
         asked = _asked(found, global_batch_size, overhead, max_batch)
@@ -152,7 +144,7 @@ def plan(
                 overhead_s=overhead or 0.0,  # what a run took past computing was its exchange
             ),
             "lengths": lengths_part(asked, width, lengths, padded=padded, hidden_size=hidden_size),
-            "memory": of_memory(asked.times.world_size, width),
+            "memory": memory_part(asked.times.world_size, width, **held),
         }
     except (ValueError, ImportError) as error:
         fail(str(error), 2)

@@ -250,13 +250,7 @@ def links_part(
         raise refused("plan", "--mbit, --model-mb", "be given together", got, remedy)
     if mbit is None or model_mb is None:
         return None
-    remedy = "4 bytes a parameter: 100 for 25 million."
-    within("plan", "--model-mb", model_mb, 0.001, 1e16, remedy)
-    remedy = "1 is a barrier between push and pull; past 64 hardly anything changes."
-    within("plan", "--chunks", chunks, 1, _MOST_CHUNKS, remedy)
-    if not 0 <= overlap <= 1:
-        remedy = "0 exchanges at the end, 0.67 during the backward."
-        raise refused("plan", "--overlap", "be in [0, 1]", overlap, remedy)
+    _check_links(model_mb, chunks, overlap)
     size = run.times.world_size
     given = spread("plan", "--mbit", numbers("plan", "--mbit", mbit), size)
     links = Links(np.array(given) * MBIT)
@@ -290,6 +284,16 @@ def links_part(
     steps = text_table(names, rows, width=width)
     each = text_table(["worker", "Mbit/s", "best share"], workers, width=width)
     return values, "\n\n".join([steps, each, paragraph(verdict, width)])
+
+
+def _check_links(model_mb: float, chunks: int, overlap: float) -> None:
+    remedy = "4 bytes a parameter: 100 for 25 million."
+    within("plan", "--model-mb", model_mb, 0.001, 1e16, remedy)
+    remedy = "1 is a barrier between push and pull; past 64 hardly anything changes."
+    within("plan", "--chunks", chunks, 1, _MOST_CHUNKS, remedy)
+    if not 0 <= overlap <= 1:
+        remedy = "0 exchanges at the end, 0.67 during the backward."
+        raise refused("plan", "--overlap", "be in [0, 1]", overlap, remedy)
 
 
 def _compared(ways: Sequence[str], steps_s: Sequence[float]) -> list[list[str]]:
