@@ -218,10 +218,6 @@ class KerasMarks:
         self._model.train_function = None
         setattr(input_lib, _ASKS_ALL, self._ask_all)
 
-    def weave_call(self) -> None:
-        """Mark the begin and the end of a step, around what Keras calls for one."""
-        weave(self._model, "train_function", self._call)
-
     def unweave(self) -> None:
         """Leave everything as it was."""
         for part, name in ((self._model, "train_step"), (self._optimizer, "apply_gradients")):
@@ -230,7 +226,8 @@ class KerasMarks:
         if getattr(input_lib, _ASKS_ALL) == self._ask_all:
             setattr(input_lib, _ASKS_ALL, self._asks_all)
 
-    def _call(self, method: Callable[..., Any], *args: Any) -> Any:
+    def call(self, method: Callable[..., Any], *args: Any) -> Any:
+        """Mark the begin and the end of a step, around what Keras calls for one."""
         self._guard(self._steps.begin)
         is_whole = False
         try:
@@ -354,13 +351,7 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
             return
         (courier, _, marks), self._parts = self._parts, None
         atexit.unregister(self.on_train_end)
-        # In a thread, since a chief that is gone never answers.
-        sites = (CallSite("model", "", 0, "keras"),)
-        end = threading.Thread(
-            target=courier.close, args=("Keras", sites), name="evenstep-watch-end", daemon=True
-        )
-        end.start()
-        end.join(_END_S)
+        courier.guard(self._say, courier)
         courier.stop()
         for name in _SAVING:
             self.model.__dict__.pop(name, None)
@@ -400,12 +391,21 @@ class KerasWatch(tf.keras.callbacks.Callback):  # type: ignore[misc]  # untyped
         courier.guard(marks.weave)
 
     def _begin(self, courier: RecordSender, steps: KerasSteps, marks: KerasMarks) -> None:
-        marks.weave_call()
+        weave(self.model, "train_function", marks.call)
         for name in _SAVING:
             weave(self.model, name, self._saving)
         device = "gpu" if tf.config.list_logical_devices("GPU") else "cpu"
         courier.open(device, HostReader().read, phase=lambda: steps.phase)
         atexit.register(self.on_train_end)  # where an error leaves ``fit``
+
+    def _say(self, courier: RecordSender) -> None:
+        """Send the last report; in a thread, since a chief that is gone never answers."""
+        sites = (CallSite("model", "", 0, "keras"),)
+        end = threading.Thread(
+            target=courier.close, args=("Keras", sites), name="evenstep-watch-end", daemon=True
+        )
+        end.start()
+        end.join(_END_S)
 
     def _saving(self, method: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self._enter(Phase.CHECKPOINT)
