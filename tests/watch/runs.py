@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from .._aborts import run
 from .._ranks import printed
@@ -23,9 +24,10 @@ def environment(env):
 
 
 def start(arguments, **env):
-    """Run Python to its end."""
+    """Run Python to its end, in a folder of its own, which may get files."""
     command = [sys.executable, *map(str, arguments)]
-    return run(command, env=environment(env), timeout=150)
+    with TemporaryDirectory() as folder:
+        return run(command, env=environment(env), timeout=150, cwd=folder)
 
 
 def begun(command, **env):

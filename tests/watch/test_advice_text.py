@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from evenstep._diagnosis import Phase, StepClues
-from evenstep.watch._advice_text import advice_notes
+from evenstep.watch._advice_text import advice_notes, kept_change
 from evenstep.watch._step_records import StepRecord
 from evenstep.watch._watched_run import CallSite
 
@@ -17,7 +17,17 @@ NUM_STEPS = 60
 SCRIPT = BY_NAME["mnist"]
 
 
-def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=0, meeting_ms=0):
+def run(
+    times_ms,
+    *,
+    size=0,
+    sites=(),
+    kind="DDP",
+    num_steps=NUM_STEPS,
+    rest_ms=0,
+    meeting_ms=0,
+    input_ms=0,
+):
     """A run in which every rank's forward and backward take so long."""
     times_us = 1000 * np.array(times_ms, float)
     times_us = np.broadcast_to(times_us, (num_steps, times_us.shape[-1]))
@@ -27,6 +37,8 @@ def run(times_ms, *, size=0, sites=(), kind="DDP", num_steps=NUM_STEPS, rest_ms=
     spent[..., Phase.REDUCTION] = times_us.max(axis=1, keepdims=True) - times_us + 1000
     spent[..., Phase.REST] = 1000 * rest_ms
     spent[..., Phase.MEETING] = 1000 * meeting_ms
+    spent[..., Phase.INPUT] = input_us = 1000 * np.broadcast_to(input_ms, times_us.shape)
+    spent[..., Phase.REDUCTION] += input_us.max(axis=1, keepdims=True) - input_us
     sizes = np.broadcast_to(size, times_us.shape)
     rows = [
         tuple(
@@ -242,3 +254,36 @@ def test_fsdp1_is_sent_to_fsdp2(advice):
 
     assert told.diff == ""
     assert "docs/loops.md#fsdp2" in told.to_do[0]
+
+
+def test_a_rank_that_waits_for_its_input_is_to_be_mended_and_not_left_out():
+    """What that brings is said; of input that all wait for, nothing."""
+    one = advice_notes(*run([50, 50, 50], input_ms=[0, 50, 10]))
+    alike = advice_notes(*run([50, 50, 50], input_ms=[50, 50, 50]))
+    text = "rank 1 waits 0.04 s a step longer for its input than the others"
+
+    assert any(text in line and f"up to {101 / 61:.2f}x" in line for line in one)
+    assert not any("train without rank 1" in line for line in one)
+    assert not any("for its input" in line for line in alike)
+
+
+@pytest.mark.parametrize(
+    ("where", "command"), [("", "next: "), (" in /p q", "next: cd '/p q' && ")]
+)
+def test_the_change_is_kept_in_a_file_with_the_command_that_makes_it(tmp_path, where, command):
+    """Between tracebacks, none could copy it."""
+    diff = "--- a/train.py\n+++ b/train.py\n"
+    (said,) = kept_change(["a speed-up", f"the change, for `git apply`{where}:\n{diff}"], tmp_path)
+    file = tmp_path / "evenstep.diff"
+
+    assert file.read_text("utf-8") == diff
+    assert said == f"{command}git apply {file if where else 'evenstep.diff'}"
+
+
+def test_without_a_change_no_file_is_written(tmp_path):
+    """Nor where it cannot be: it was said."""
+    change = "the change, for `git apply`:\n---"
+
+    assert kept_change([], tmp_path) == kept_change(["in words"], tmp_path) == ()
+    assert list(tmp_path.iterdir()) == []
+    assert kept_change([change], tmp_path / "none") == ()

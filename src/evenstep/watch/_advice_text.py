@@ -7,6 +7,7 @@ import difflib
 import io
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from itertools import product
 from pathlib import Path
@@ -22,6 +23,7 @@ from ._step_records import Row
 from ._watched_run import CallSite
 
 _IMPORT = "from evenstep.torch import Balancer"
+_CHANGE = "the change, for `git apply`"
 _HARMLESS = ("dataset", "sampler", "batch_size", "batch_sampler", "drop_last", "num_workers")
 
 
@@ -60,7 +62,7 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> tup
         return words
     folder, name = os.path.split(path) if os.path.isabs(path) else ("", path)
     where = f" in {folder}" if folder else ""
-    change = f"the change, for `git apply`{where}:\n{_diff(script, lines, name, found)}"
+    change = f"{_CHANGE}{where}:\n{_diff(script, lines, name, found)}"
     if script.called(calls[0]) != "fully_shard":
         return (change,)
     return (
@@ -69,6 +71,26 @@ def patched(source: str, path: str, *, model_line: int, loader_line: int) -> tup
         "(docs/loops.md#fsdp2)",
         change,
     )
+
+
+def kept_change(notes: Sequence[str], folder: Path) -> tuple[str, ...]:
+    """Write the change into a file, and return the command that makes it; nothing without one.
+
+    Args:
+        notes: as ``advice_notes`` returns them.
+        folder: in which ``evenstep.diff`` is written, over one of before.
+    """
+    head, _, diff = (notes[-1] if notes else "").partition("\n")
+    if not head.startswith(_CHANGE):
+        return ()
+    file = folder / "evenstep.diff"
+    try:
+        file.write_bytes(diff.encode())
+    except OSError:  # the change was said
+        return ()
+    where = head.removeprefix(_CHANGE).removeprefix(" in ").removesuffix(":")
+    goes = f"cd {shlex.quote(where)} && " if where else ""
+    return (f"next: {goes}git apply {shlex.quote(str(file) if where else file.name)}",)
 
 
 def by_hand(models_at: Sequence[str], loaders_at: Sequence[str]) -> tuple[str, ...]:
@@ -256,15 +278,35 @@ def advice_notes(kind: str, sites: Sequence[CallSite], rows: Sequence[Row]) -> t
             own_s=_own_s(kind, spent_us, num_steps),
         )
     )
-    sentence = _speed_ups(foreseen)
+    sentence, late = _speed_ups(foreseen), _late_for_input(spent_us, num_steps)
+    fed = "" if late is None else late[1]
     if foreseen.by_speed.factor is None:
-        return (sentence,)
+        return tuple(filter(None, (sentence, fed)))
     if foreseen.best < WORTH:
-        return sentence, (
+        return *filter(None, (sentence, fed)), (
             f"balancing is not worth it here: it would bring {foreseen.best:.2f}x, and below "
             f"{WORTH:.2f}x the script is better left as it is (docs/watch.md)"
         )
-    return (sentence, *_beside(foreseen), *_change(sites))
+    beside = _beside(foreseen, keeps=None if late is None else late[0])
+    return (*filter(None, (sentence, fed)), *beside, *_change(sites))
+
+
+def _late_for_input(spent_us: IntArray, num_steps: IntArray) -> tuple[int, str] | None:
+    """Return the rank that alone waits for its input, and what mending that brings; else None."""
+    if spent_us.shape[1] < 2:
+        return None
+    means_us = spent_us.sum(axis=0) / num_steps.sum()  # (ranks, phases)
+    input_us, step_us = means_us[:, Phase.INPUT], float(means_us.sum(axis=1).max())
+    rank = int(input_us.argmax())
+    more_us = float(input_us[rank] - np.delete(input_us, rank).max())
+    waits_us = float(np.delete(means_us[:, Phase.REDUCTION :].sum(axis=1), rank).min())
+    saved_us = min(more_us, waits_us)
+    if saved_us < (1 - 1 / WORTH) * step_us:
+        return None
+    return rank, (
+        f"rank {rank} waits {more_us / 1e6:.2g} s a step longer for its input than the others: "
+        f"more loader workers or faster storage there bring up to {step_us / (step_us - saved_us):.2f}x"
+    )
 
 
 def _own_s(kind: str, spent_us: IntArray, num_steps: IntArray) -> float:
@@ -301,8 +343,8 @@ def _times(one: SpeedUp) -> str:
     return f"{one.factor:.2f}x{bound}"
 
 
-def _beside(foreseen: Counterfactuals) -> Iterator[str]:
-    """Yield what to consider beside the change of the script."""
+def _beside(foreseen: Counterfactuals, *, keeps: int | None) -> Iterator[str]:
+    """Yield what to consider beside the change of the script; ``keeps`` is no rank to leave out."""
     speed, both = foreseen.by_speed.factor, foreseen.by_both.factor
     without = foreseen.without_slowest.factor
     assert speed is not None
@@ -311,7 +353,8 @@ def _beside(foreseen: Counterfactuals) -> Iterator[str]:
             f"lengths matter: `Balancer(cost=lengths)`, with the length of each sample, brings "
             f"{both:.2f}x where `Balancer()` brings {speed:.2f}x: docs/lengths.md"
         )
-    if without is not None and without > WORTH * foreseen.best:
+    leaves = without is not None and without > WORTH * foreseen.best
+    if leaves and foreseen.slowest != keeps:
         yield f"faster than any split: train without rank {foreseen.slowest}"
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from .._diagnosis import Cause, Diagnoser, HostClues, Phase, accounted
 from .._telemetry import JsonLines, versions_here
 from ..events import Event, RunEnded, RunStarted, StepMeasured, WaitingDiagnosed
-from ._advice_text import advice_notes
+from ._advice_text import advice_notes, kept_change
 from ._long_steps import long_steps, under_way, usual_s
 from ._start_watch import SUMMARY, WatchSettings
 from ._step_records import RankMail, RankMerger, RankReport, Row, StepRecord, grouped, joined
@@ -216,7 +216,8 @@ class WatchLeader:
             self._write(RunEnded(self._num_steps))
             share = 100 * own_s / max(self._spent_s, own_s)
             took = f"watching took {share:.2g} % of rank 0's time"
-            notes = [*self._advice(kind, sites), took]
+            advice = self._advice(kind, sites)
+            notes = [*advice, took, *kept_change(advice, Path.cwd())]
             text = summary(diagnosis, self._hosts, notes, long=self._long())
         self._stream.write(text)
         self._stream.flush()
