@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Self, final
+from typing import Self, final
 
 import numpy as np
 
@@ -13,7 +13,7 @@ from ..._types import Cluster, FloatArray
 from ..._valid import check_range
 from ...exceptions import invalid
 from ...solve._apportion import apportion, in_proportion
-from ._aggregation import Aggregation, Links
+from ._aggregation import Aggregation, Links, check_integer
 from ._duration import check_shares, exchange_s, ring_s
 from ._optimum import lower_bound_s
 
@@ -51,7 +51,7 @@ class Split:
 
     def __post_init__(self) -> None:
         parts = self.parts
-        if type(parts) is not tuple or not parts or any(not _is_integer(part) for part in parts):
+        if type(parts) is not tuple or not all(type(one) is int and one >= 0 for one in parts):
             rule = "be a tuple of integers >= 0"
             raise invalid("Split(parts=...)", rule, parts, "Use `Split.of(shares)`.")
         if sum(parts) != PARTS:
@@ -59,9 +59,8 @@ class Split:
             got = f"{parts}, which is {sum(parts)}"
             raise invalid("Split(parts=...)", rule, got, "Use `Split.of(shares)`.")
         for name, least in (("epoch", 0), ("chunk_bytes", 1), ("min_bytes", 0)):
-            if not _is_integer(value := getattr(self, name), least):
-                rule = f"be an integer >= {least}"
-                raise invalid(f"Split({name}=...)", rule, repr(value), "See its description.")
+            value, remedy = getattr(self, name), "See its description."
+            check_integer(f"Split({name}=...)", value, least, remedy)
 
     @classmethod
     def of(
@@ -175,10 +174,6 @@ def traffic_bytes(
                         sent[rank] += num_bytes
                         received[rank] += num_bytes
     return tuple(sent), tuple(received)
-
-
-def _is_integer(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
 
 
 @dataclass(frozen=True, slots=True, eq=False)
