@@ -98,18 +98,16 @@ def _collect(pipes: list[Connection], deadline_s: float, num_results: int) -> li
         WorkerFailed(f"rank {rank} gave no result in time") for rank in range(len(pipes))
     ]
     waiting = dict(zip(pipes, range(len(pipes)), strict=True))
-    num_given = 0
-    while waiting and num_given < num_results and (left_s := deadline_s - monotonic()) > 0:
+    fewest = len(pipes) - num_results
+    while len(waiting) > fewest and (left_s := deadline_s - monotonic()) > 0:
         ready = wait(list(waiting), timeout=left_s)
         for pipe in [pipe for pipe in waiting if pipe in ready]:
             rank = waiting.pop(pipe)
             try:
                 succeeded, value = pickle.loads(pipe.recv_bytes())
                 results[rank] = value if succeeded else WorkerFailed(f"rank {rank}:\n{value}")
-                num_given += 1
             except EOFError:
                 results[rank] = WorkerFailed(f"rank {rank} died without a word")
-                num_given += 1
     return results
 
 

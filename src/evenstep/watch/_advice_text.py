@@ -303,9 +303,10 @@ def _late_for_input(spent_us: IntArray, num_steps: IntArray) -> tuple[int, str] 
     saved_us = min(more_us, waits_us)
     if saved_us < (1 - 1 / WORTH) * step_us:
         return None
+    brings = step_us / (step_us - saved_us)
     return rank, (
         f"rank {rank} waits {more_us / 1e6:.2g} s a step longer for its input than the others: "
-        f"more loader workers or faster storage there bring up to {step_us / (step_us - saved_us):.2f}x"
+        f"more loader workers or faster storage there bring up to {brings:.2f}x"
     )
 
 

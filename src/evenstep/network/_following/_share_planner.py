@@ -265,9 +265,9 @@ class SharePlanner:
             return [] if due is None else self._probe(next_step, due)
         if links is None or exchange.transfers is None:
             self._probes.done(self._trust.plain_s, changed=False)
-            unread = "no exchange of the probe could be read"
-            small = "the exchange is too small to measure links"
-            why = unread if exchange.transfers is None else small
+            why = "the exchange is too small to measure links"
+            if exchange.transfers is None:
+                why = "no exchange of the probe could be read"
             return self._adopt(next_step, None, self._trust.plain_s, f"plain all-reduce: {why}")
         if self._probe_no:
             return self._after_probe(links, next_step)

@@ -58,10 +58,11 @@ class Aggregation:
         is_worker: BoolArray | None = None,
         is_server: BoolArray | None = None,
     ) -> None:
-        _check_integer("world_size", world_size, 1, "Count all ranks.")
-        _check_integer("num_bytes", num_bytes, 1, "Give the bytes of all gradients.")
+        check_integer("Aggregation(world_size=...)", world_size, 1, "Count all ranks.")
+        check_integer("Aggregation(num_bytes=...)", num_bytes, 1, "Give those of all gradients.")
         if num_chunks is not None:
-            _check_integer("num_chunks", num_chunks, 1, "1 is a barrier, None the limit of many.")
+            remedy = "1 is a barrier, None the limit of many."
+            check_integer("Aggregation(num_chunks=...)", num_chunks, 1, remedy)
         workers = _roles("is_worker", is_worker, world_size)
         servers = _roles("is_server", is_server, world_size)
         if not (workers | servers).all():
@@ -85,10 +86,10 @@ class Aggregation:
         return self.num_workers - self.is_worker.astype(np.int64)
 
 
-def _check_integer(name: str, value: Any, least: int, remedy: str) -> None:
+def check_integer(argument: str, value: Any, least: int, remedy: str) -> None:
+    """Raise unless it is a plain integer, of at least ``least``."""
     if type(value) is not int or value < least:
-        rule = f"be an integer >= {least}"
-        raise invalid(f"Aggregation({name}=...)", rule, repr(value), remedy)
+        raise invalid(argument, f"be an integer >= {least}", repr(value), remedy)
 
 
 def _roles(name: str, value: BoolArray | None, world_size: int) -> BoolArray:
@@ -146,12 +147,9 @@ class Links:
         half_duplex: bool = False,
     ) -> None:
         up = _bandwidth("up_bytes_per_s", up_bytes_per_s, None)
-        down = up
-        if down_bytes_per_s is not None:
-            down = _bandwidth("down_bytes_per_s", down_bytes_per_s, len(up))
-        pair = None
-        if pair_bytes_per_s is not None:
-            pair = _pairs(pair_bytes_per_s, len(up))
+        given = up if down_bytes_per_s is None else down_bytes_per_s
+        down = _bandwidth("down_bytes_per_s", given, len(up))
+        pair = None if pair_bytes_per_s is None else _pairs(pair_bytes_per_s, len(up))
         rule, remedy = "finite and at least 0", "Measure an empty message."
         check_range("Links(latency_s=...)", latency_s, rule, remedy)
         values = (up, down, pair, float(latency_s), bool(half_duplex))

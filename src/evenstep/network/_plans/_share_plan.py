@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
-from typing import Any, Self, final
+from typing import Self, final
 
 import numpy as np
 
 from ..._types import Cluster, FloatArray, check_range
 from ...exceptions import invalid
 from ...solve._allocate import apportion, in_proportion
-from ._aggregation import Aggregation, Links
+from ._aggregation import Aggregation, Links, check_integer
 from ._duration import check_shares, exchange_s, ring_s
 from ._optimum import lower_bound_s
 
@@ -50,7 +50,7 @@ class Split:
 
     def __post_init__(self) -> None:
         parts = self.parts
-        if type(parts) is not tuple or not parts or any(not _is_integer(part) for part in parts):
+        if type(parts) is not tuple or not all(type(one) is int and one >= 0 for one in parts):
             rule = "be a tuple of integers >= 0"
             raise invalid("Split(parts=...)", rule, parts, "Use `Split.of(shares)`.")
         if sum(parts) != PARTS:
@@ -58,9 +58,8 @@ class Split:
             got = f"{parts}, which is {sum(parts)}"
             raise invalid("Split(parts=...)", rule, got, "Use `Split.of(shares)`.")
         for name, least in (("epoch", 0), ("chunk_bytes", 1), ("min_bytes", 0)):
-            if not _is_integer(value := getattr(self, name), least):
-                rule = f"be an integer >= {least}"
-                raise invalid(f"Split({name}=...)", rule, repr(value), "See its description.")
+            value, remedy = getattr(self, name), "See its description."
+            check_integer(f"Split({name}=...)", value, least, remedy)
 
     @classmethod
     def of(
@@ -174,10 +173,6 @@ def traffic_bytes(
                         sent[rank] += num_bytes
                         received[rank] += num_bytes
     return tuple(sent), tuple(received)
-
-
-def _is_integer(value: Any, least: int = 0) -> bool:
-    return type(value) is int and value >= least
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import abc
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from time import monotonic
@@ -95,14 +95,19 @@ class GlooTransport(AbstractTransport):
         self.world_size = group.size()
 
     def receive(self, buffer: torch.Tensor, source: int, tag: int) -> Pending:
-        with _naming(source):
-            work = self._group.recv([buffer], self._order[source], tag)
-            return partial(_wait_for, work, buffer)
+        return self._begun(self._group.recv, buffer, source, tag)
 
     def send(self, buffer: torch.Tensor, target: int, tag: int) -> Pending:
-        with _naming(target):
-            work = self._group.send([buffer], self._order[target], tag)
-            return partial(_wait_for, work, buffer)
+        return self._begun(self._group.send, buffer, target, tag)
+
+    def _begun(
+        self, begin: Callable[..., Any], buffer: torch.Tensor, peer: int, tag: int
+    ) -> Pending:
+        try:
+            work = begin([buffer], self._order[peer], tag)
+        except RuntimeError as error:  # gloo refuses what is asked of a connection that is closed
+            raise PeerFailed(peer, str(error)) from error
+        return partial(_wait_for, work, buffer)
 
     def break_off(self) -> None:
         """Let a receive time out that no rank sends to: gloo then closes every connection.
@@ -114,15 +119,6 @@ class GlooTransport(AbstractTransport):
             if peer != self._group.rank():
                 with suppress(RuntimeError):
                     self._group.recv([torch.zeros(1)], peer, _BREAK).wait(timedelta(milliseconds=1))
-
-
-@contextmanager
-def _naming(peer: int) -> Iterator[None]:
-    """Say of whom: where a connection is closed already, gloo refuses what is asked of it."""
-    try:
-        yield
-    except RuntimeError as error:
-        raise PeerFailed(peer, str(error)) from error
 
 
 def _wait_for(work: Any, buffer: torch.Tensor, limit_s: float | None) -> None:

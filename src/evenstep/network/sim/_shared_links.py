@@ -254,6 +254,18 @@ def step_over_links_s(
         slowest, ring = float(compute_s[aggregation.is_worker].max()), ring_s(aggregation, links)
         return max((1 - overlap) * slowest + ring, slowest + ring / chunks)
     check_shares("step_over_links_s", aggregation, shares)
+    return _by_shares_s(compute_s, aggregation, links, shares, overlap)
+
+
+def _by_shares_s(
+    compute_s: FloatArray,
+    aggregation: Aggregation,
+    links: Links,
+    shares: FloatArray,
+    overlap: float,
+) -> float:
+    """Return the seconds of a step by shares."""
+    chunks = aggregation.num_chunks or MANY
     works, serves = aggregation.is_worker, shares > 0
     if aggregation.num_workers == 1 and (works & serves).any() and shares[works].sum() > 1 - 1e-9:
         return float(compute_s[works].max())
