@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..._diagnosis import Phase
+from ..._types import check_range
 from ..._warning import warn
 from ...exceptions import CheckpointError, invalid
 from .._balancer import Balancer
@@ -285,10 +286,7 @@ class Checkpoint:
         if "://" in str(folder):
             remedy = "Give a path, such as that of a bucket that is mounted."
             raise invalid("Checkpoint(folder)", "be a folder of a file system", folder, remedy)
-        if keep < 1:
-            raise invalid(
-                "Checkpoint(keep=...)", "be at least 1", keep, "2 outlives a damaged one."
-            )
+        check_range("Checkpoint(keep=...)", keep, "at least 1", "2 outlives a damaged one.")
         named = {"loader": loader, "balancer": balancer, **(others or {})}
         for name, part in named.items():
             if part is not None and not hasattr(part, "load_state_dict"):

@@ -296,11 +296,7 @@ class PrefetchSource:
     """
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        *,
-        changed: Condition,
-        check: Callable[[], None],
+        self, loader: DataLoader[Any], changed: Condition, check: Callable[[], None]
     ) -> None:
         assert loader.prefetch_factor is not None  # torch fills it in where there are workers
         self._loader = loader
@@ -498,12 +494,3 @@ class PrefetchSource:
 
 BatchSource = InlineSource | PrefetchSource
 """Where the batches of an epoch come from."""
-
-
-def source_of(
-    loader: DataLoader[Any], changed: Condition, check: Callable[[], None]
-) -> BatchSource:
-    """Return what fetches for the user's loader: its workers, where it has any."""
-    if loader.num_workers == 0:
-        return InlineSource(loader)
-    return PrefetchSource(loader, changed=changed, check=check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from threading import Condition, RLock
@@ -13,20 +13,19 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader
 
+from ...._nested_tensors import input_size, tensors_in
 from ...._planner import Plan, Work, batch_lengths
 from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
-from .._loader_state import checked, sealed
 from .._protocols import ANEW, MicroBatch, StepStart
 from .._step import MicroBatches, Step, with_units
 from ..deal._by_cost import CostDeal, Indices, SeenLengths
 from ..deal._plans import EpochSteps, PlanBook, StepSpan
 from ..fetch._loader_workers import with_parts
-from ..fetch._sources import BatchSource, KeysOf, epoch_keys, seeded, source_of
+from ..fetch._sources import BatchSource, InlineSource, KeysOf, PrefetchSource, epoch_keys, seeded
 from ..order._drawing import pass_epoch
 from ..order._global_order import (
     EpochOrder,
@@ -34,19 +33,9 @@ from ..order._global_order import (
     LoopStart,
     goes_on,
 )
-from ._base import AbstractStepLoader, StepContext
+from ._base import AbstractStepLoader, StepContext, checked, sealed
 from ._claimed import Claimed
 
-
-def _most_elements(batch: Any) -> int:
-    """Return how many elements the largest tensor of a batch has."""
-    if isinstance(batch, torch.Tensor):
-        return batch.numel()
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    return max(map(_most_elements, parts), default=0) if isinstance(batch, _NESTED) else 0
-
-
-_NESTED = (Mapping, list, tuple)
 _MOST_STARTS = 8  # more epochs than a loop fetches ahead
 
 
@@ -113,7 +102,9 @@ class BalancedLoader(AbstractStepLoader):
         if context.cost is None or context.cost.max_size is None:
             self._fits_lengths = False  # nor is it looked at
         self._problem: Exception | None = None
-        self._source = source_of(read, Condition(self._lock), ranks.check)
+        self._source: BatchSource = InlineSource(read)
+        if loader.num_workers:
+            self._source = PrefetchSource(read, Condition(self._lock), ranks.check)
         self._num_skipped = 0
         self._keys_of: KeysOf | None = None  # of the newest loop's epoch
         context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
@@ -394,14 +385,14 @@ class BalancedLoader(AbstractStepLoader):
     def _check_cap(self, parts: list[MicroBatch]) -> None:
         """Warn once of a forward over the cap: its samples are longer than ``prepare`` found them.
 
-        It is noticed where the largest tensors so far had as many elements as the lengths say.
+        It is noticed where batches so far had as many tokens as the lengths say.
         """
         assert self._context.cost is not None
         most = self._context.cost.max_size
         for part in parts:
             if not part.num_samples:
                 continue
-            found = _most_elements(part.batch)
+            _, found = input_size(tensors_in(part.batch))
             if most is not None and self._fits_lengths and part.size <= most < found:
                 warn(
                     f"A forward has a size of {found} where `Cost(max_size={most})` is the cap: "

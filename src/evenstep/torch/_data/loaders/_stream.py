@@ -21,7 +21,6 @@ from ...._planner import UNKNOWN, Plan, SampleCosts, sample_length
 from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
-from .._loader_state import checked, sealed
 from .._protocols import MicroBatch, StepStart
 from .._step import MicroBatches, Step, with_units
 from ..deal._by_cost import Assigned, CostDeal
@@ -38,7 +37,7 @@ from ..fetch._chunks import (
 )
 from ..fetch._loader_workers import InWorkers, inner_loader, pinning
 from ..order._drawing import check_iterates, pass_epoch
-from ._base import AbstractStepLoader, StepContext
+from ._base import AbstractStepLoader, StepContext, checked, sealed
 
 
 def _no_length(sample: Any) -> int:
