@@ -384,10 +384,10 @@ def fetch_samples(
     try:
         return asked(loader, partial(_looked_at, loader.dataset, positions, repeats))
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
         warn(
             f"No samples of {type(loader.dataset).__name__} were compared across ranks: the loader "
-            f"worker for that failed ({text}). Give all ranks the same data set in the same order."
+            f"worker for that failed ({in_words(error)}). Give all ranks the same data set in the "
+            f"same order."
         )
         return {}
 

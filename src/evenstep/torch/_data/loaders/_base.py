@@ -13,7 +13,7 @@ from typing import Any, TypeVar, final
 from torch.utils.data import DataLoader
 
 from ...._diagnosis import Phase
-from ...._planner import Cost, Plan, SampleCosts
+from ...._planner import Cost, Plan, SampleCosts, in_words
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import ANEW, LoaderRanks, LoaderSession, MicroBatch, StepStart
@@ -41,11 +41,6 @@ class AbstractLoader(abc.ABC):
     """A loader in the place of another one, which answers for all that is not its own."""
 
     _loader: Any
-
-    @property
-    def dataset(self) -> Any:
-        """The user's data set."""
-        return self._loader.dataset
 
     def __getattr__(self, name: str) -> Any:
         """Return what the user's loader has under ``name``, such as ``collate_fn``."""
@@ -384,7 +379,7 @@ class _Loop(Iterator[_T]):
         except StopIteration:
             raise
         except Exception as error:
-            self._problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._problem = in_words(error)
             raise
 
     def close(self) -> None:
