@@ -98,13 +98,14 @@ class BalancedLoader(AbstractStepLoader):
                 own, of = loader.collate_fn, context.cost.from_batch
                 read = with_parts(loader, collate_fn=partial(batch_lengths, of, collate=own))
         self._book = PlanBook(ranks.rank, self._size, by_cost=self._by_cost)
-        self._fits_lengths: bool | None = None  # what batches have; None before the first one
-        if context.cost is None or context.cost.max_size is None:
-            self._fits_lengths = False  # nor is it looked at
+        has_cap = context.cost is not None and context.cost.max_size is not None
+        self._fits_lengths = None if has_cap else False  # what batches have; None before the first
         self._problem: Exception | None = None
-        self._source: BatchSource = InlineSource(read)
-        if loader.num_workers:
-            self._source = PrefetchSource(read, Condition(self._lock), ranks.check)
+        self._source: BatchSource = (
+            PrefetchSource(read, Condition(self._lock), ranks.check)
+            if loader.num_workers
+            else InlineSource(read)
+        )
         self._num_skipped = 0
         self._keys_of: KeysOf | None = None  # of the newest loop's epoch
         context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
@@ -257,7 +258,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _read_on(self) -> None:
         taken = self._at.steps_taken
-        self._starts.append(LoopStart(self._loops.next_step, self._at, taken))
+        self._starts.append(LoopStart(self._next_step, self._at, taken))
         steps = self._at.steps
         if steps.ends is not None:
             self._context.check_sizes(np.diff(steps.ends, prepend=0), self._whole)
@@ -282,7 +283,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _end_reading(self) -> None:
         self._source.end()
-        if not self._loops.is_nested:
+        if not self._open:
             self._at.end()
 
     def _close_source(self) -> None:
@@ -290,7 +291,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _spans(self, taken: int) -> Iterator[StepSpan]:
         """Return the steps of the epoch after so many."""
-        step = self._loops.next_step + taken - self._at.steps_taken
+        step = self._next_step + taken - self._at.steps_taken
         return self._at.steps.spans(step, taken)
 
     def _draw(self, taken: int) -> None:
@@ -300,7 +301,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _next(self) -> Step | MicroBatch | None:
         at = self._at
-        if (span := at.steps.span(self._loops.next_step, at.steps_taken)) is None:
+        if (span := at.steps.span(self._next_step, at.steps_taken)) is None:
             return None
         step, first, num_samples = span
         plan = self._plan()
@@ -399,7 +400,7 @@ class BalancedLoader(AbstractStepLoader):
                     f"samples have become longer than `prepare` found them, which reads lengths "
                     f"once. When they change: {ANEW}"
                 )
-            self._fits_lengths = found == part.size and self._fits_lengths is not False
+            self._fits_lengths = self._fits_lengths is not False and found == part.size
 
     def _on_plan(self, plan: Plan) -> None:
         with self._lock:

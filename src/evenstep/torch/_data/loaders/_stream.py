@@ -360,7 +360,7 @@ class StreamLoader(AbstractStepLoader):
         stocks = self._swap_stocks(self._reader.mark())()
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
-        if self._loops.current == 1 and (doubt := self._terms.doubt(stocks)) is not None:
+        if self._current == 1 and (doubt := self._terms.doubt(stocks)) is not None:
             warn(doubt)
         return at
 
@@ -368,7 +368,7 @@ class StreamLoader(AbstractStepLoader):
         source = self._loader.generator or torch.default_generator
         seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=source)
         number = np.array([int(seed)]) if self._ranks.rank == 0 else None
-        return int(self._ranks.share((self._loops.current, 0), number)[0])
+        return int(self._ranks.share((self._current, 0), number)[0])
 
     def _read_on(self) -> None:
         if self._by_cost is not None:
@@ -422,7 +422,7 @@ class StreamLoader(AbstractStepLoader):
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
         work, checksum, _ = assigned or (None, 0, ())
         given = parts[0] if self._whole else MicroBatches(parts)
-        step, num_samples = self._loops.next_step, sum(sizes)
+        step, num_samples = self._next_step, sum(sizes)
         own, equal = given.num_samples, self._has_equal_forwards()
         return self._hand_out(
             given, StepStart(step, own, num_samples, data_s, units, work, checksum, equal)
