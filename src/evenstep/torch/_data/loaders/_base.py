@@ -372,7 +372,9 @@ def _problem(state: object, like: dict[str, Any]) -> str | None:
     if missing := sorted({*like, "checksum"} - state.keys()):
         return f"one without {missing}"
     fields = {key: state[key] for key in like}  # adapters may add keys of their own
-    return None if state["checksum"] == _checksum(fields) else "one whose checksum does not fit"
+    if type(state["checksum"]) is int and state["checksum"] == _checksum(fields):
+        return None
+    return "one whose checksum does not fit"
 
 
 @final
