@@ -13,6 +13,7 @@ import numpy as np
 from ...._planner import Plan, PlanCosts, SampleCosts, fitted
 from ...._types import IntArray
 from ....claims._step_claims import Claim
+from ....exceptions import invalid
 from ....solve import WorkerCosts, partition
 from ....solve._allocate import cut, in_proportion, scaled
 from ....solve._deal import Deal
@@ -288,6 +289,7 @@ class PlanBook:
 
         Raises:
             RuntimeError: the plan before it is missing.
+            ValueError: its sizes do not add up to the global batch.
         """
         if not self._entries:
             self._early.append(plan)
@@ -301,7 +303,7 @@ class PlanBook:
             raise RuntimeError(
                 f"plan {plan.epoch} came after plan {newest.plan.epoch}: one is missing"
             )
-        self._append(plan, newest.deal.move(np.array(plan.batch_size, np.int64)))
+        self._append(plan, newest.deal.move(self._sizes(plan)))
         self._forget(now)
         return True
 
@@ -314,7 +316,7 @@ class PlanBook:
             is_new = self.on_plan(plan)
         else:
             is_new = True
-            self._append(plan, Deal.fresh(np.array(plan.batch_size, np.int64)))
+            self._append(plan, Deal.fresh(self._sizes(plan)))
             for later in self._early:
                 self.on_plan(later)
             self._early.clear()
@@ -421,6 +423,16 @@ class PlanBook:
 
     def _put(self, entries: tuple[DealtPlan, ...]) -> None:
         self._entries, self.only = entries, entries[0].plan if len(entries) == 1 else None
+
+    def _sizes(self, plan: Plan) -> IntArray:
+        if sum(plan.batch_size) != self._global_batch_size:
+            raise invalid(
+                "Plan(batch_size=...)",
+                f"add up to the global batch of {self._global_batch_size}",
+                plan.batch_size,
+                "Plan all of its samples, and no more.",
+            )
+        return np.array(plan.batch_size, np.int64)
 
     def _part(self, plan: Plan, num_samples: int) -> Share:
         """Return what this rank has of a step of another size than the global batch."""
