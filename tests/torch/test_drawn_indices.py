@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from evenstep.testing import run_workers
 from evenstep.torch import DrawnIndices
-from evenstep.torch._data._loader_state import sealed
+from evenstep.torch._data.loaders._base import sealed
 
 from .._tiers import slow_but
 from .drawn_runs import (

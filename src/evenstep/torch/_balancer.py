@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     class PreparedLoader(BalancedLoader, DataLoader[T_co]):  # type: ignore[misc, override]
         """A ``DataLoader`` whose every iteration is a global step."""
 
-    class PreparedEval(EvalLoader, DataLoader[T_co]):  # type: ignore[misc, override]
+    class PreparedEval(EvalLoader, DataLoader[T_co]):  # type: ignore[misc]
         """A ``DataLoader`` of this rank's part of an evaluation."""
 
 else:

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
-from types import FrameType, TracebackType
+from types import FrameType
 from typing import Any, Protocol, Self, TypeVar, final
 
 import torch
@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..._diagnosis import Phase
+from ..._types import check_range
 from ..._warning import warn
 from ...exceptions import CheckpointError, invalid
 from .._balancer import Balancer
@@ -94,12 +95,7 @@ class Drain:
             self._former[number] = signal.signal(number, self._on_signal)
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *raised: object) -> None:
         self._give_back()
 
     def _on_signal(self, number: int, frame: FrameType | None) -> None:
@@ -285,10 +281,7 @@ class Checkpoint:
         if "://" in str(folder):
             remedy = "Give a path, such as that of a bucket that is mounted."
             raise invalid("Checkpoint(folder)", "be a folder of a file system", folder, remedy)
-        if keep < 1:
-            raise invalid(
-                "Checkpoint(keep=...)", "be at least 1", keep, "2 outlives a damaged one."
-            )
+        check_range("Checkpoint(keep=...)", keep, "at least 1", "2 outlives a damaged one.")
         named = {"loader": loader, "balancer": balancer, **(others or {})}
         for name, part in named.items():
             if part is not None and not hasattr(part, "load_state_dict"):

@@ -132,11 +132,8 @@ def digest(path: Path) -> str:
     Raises:
         CheckpointError: it cannot be read.
     """
-    try:
-        with path.open("rb") as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as error:
-        raise CheckpointError(f"`{path}` cannot be read: {error}.", path) from error
+    with reading(path), path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def seal(root: Path, step: int, *, world_size: int, digests: Mapping[str, str]) -> None:

@@ -19,6 +19,7 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from ...._exchange._world_check import listed, refusal
+from ...._nested_tensors import tensors_in
 from ...._planner import Cost, in_words
 from ...._warning import warn
 from ....exceptions import invalid
@@ -70,16 +71,12 @@ def pads(loader: DataLoader[Any], *indices: int) -> bool:
 
 def _pads(dataset: Any, collate: Callable[[list[Any]], Any], indices: Sequence[int]) -> bool:
     samples = [dataset[at] for at in indices]
-    apart = sum(_num_elements(collate([sample])) for sample in samples)
-    return _num_elements(collate(samples)) > apart
 
+    def size(some: list[Any]) -> int:
+        return sum(tensor.numel() for tensor in tensors_in(collate(some)))
 
-def _num_elements(batch: Any) -> int:
-    if isinstance(batch, torch.Tensor):
-        return batch.numel()
-    if isinstance(batch, Mapping):
-        batch = list(batch.values())
-    return sum(map(_num_elements, batch)) if isinstance(batch, list | tuple) else 0
+    apart = sum(size([sample]) for sample in samples)
+    return size(samples) > apart
 
 
 _CHUNK = 1 << 20  # numbers that are looked at together
@@ -130,10 +127,6 @@ class Fingerprint:
         """Return that of a sample which could not be fetched."""
         trace = "".join(traceback.format_exception(error))
         return cls(f"{type(error).__name__} raised", "", "", (), in_words(error), trace)
-
-    def text(self, level: str) -> str:
-        """Return what an error says of it where ranks differ in ``level``."""
-        return self.shown if level == "values" else str(getattr(self, level))
 
 
 def same_values(one: Fingerprint, other: Fingerprint) -> bool:
@@ -331,7 +324,7 @@ def compare_content(ranks: Collectives, loaders: Mapping[str, DataLoader[Any]]) 
     level = differ_at[label][positions[0]]
     prints = [row[label][positions[0]][0] for row in rows]
     _refuse_errors(prints, positions[0], part=label)
-    texts = [each.text(level) for each in prints]
+    texts = [str(getattr(each, "shown" if level == "values" else level)) for each in prints]
     if len(set(texts)) == 1:  # they differ in what is too long to be shown
         sums = [f"{each.exact}:{zlib.crc32(repr(each.sketches).encode()):08x}" for each in prints]
         texts = [f"{text}, checksum {own}" for text, own in zip(texts, sums, strict=True)]
@@ -391,10 +384,10 @@ def fetch_samples(
     try:
         return asked(loader, partial(_looked_at, loader.dataset, positions, repeats))
     except Exception as error:
-        text = f"{type(error).__name__}: {error}".splitlines()[0]
         warn(
             f"No samples of {type(loader.dataset).__name__} were compared across ranks: the loader "
-            f"worker for that failed ({text}). Give all ranks the same data set in the same order."
+            f"worker for that failed ({in_words(error)}). Give all ranks the same data set in the "
+            f"same order."
         )
         return {}
 

@@ -205,7 +205,6 @@ _BY_SHUFFLE: dict[type, str] = {
     RandomSampler: "RandomSampler (`shuffle=True`)",
     SequentialSampler: "SequentialSampler (`shuffle=False`)",
 }
-_OF_DISTRIBUTED = ("num_replicas", "shuffle", "drop_last")
 
 _LENGTH = "`len(dataset)`"
 _SUBSET = "`Subset(indices=...)`"
@@ -232,9 +231,10 @@ def loader_facts(
     With a global batch size that was given, batch sizes may differ by one.
     """
     size = repr(loader.batch_size)
-    even = () if global_batch_size is None else _shares(global_batch_size, world_size)
-    if loader.batch_size in even:
-        size = " or ".join(map(repr, dict.fromkeys(even)))
+    if global_batch_size is not None:
+        even = global_batch_size // world_size, -(-global_batch_size // world_size)
+        if loader.batch_size in even:
+            size = " or ".join(map(repr, dict.fromkeys(even)))
     facts = {
         "`DataLoader(batch_size=...)`": size,
         "`DataLoader(drop_last=...)`": repr(loader.drop_last),
@@ -261,16 +261,12 @@ def read_facts(loader: DataLoader[Any], *, stream: str | None = None) -> dict[st
     return facts | (_sampler_facts(loader.sampler, length) if own is None else _batch_facts(own))
 
 
-def _shares(global_batch_size: int, world_size: int) -> tuple[int, int]:
-    return global_batch_size // world_size, -(-global_batch_size // world_size)
-
-
 def _sampler_facts(sampler: Any, length: int | None) -> dict[str, str]:
     kind = qualified(type(sampler))
     if isinstance(sampler, DistributedSampler):
         facts = {
             f"`DistributedSampler({name}=...)`": repr(getattr(sampler, name, None))
-            for name in _OF_DISTRIBUTED
+            for name in ("num_replicas", "shuffle", "drop_last")
         }
         facts["`len(DistributedSampler.dataset)`"] = str(length_of(sampler.dataset))
         return facts | {"`DataLoader(sampler=...)`": kind}
@@ -284,9 +280,7 @@ def _sampler_facts(sampler: Any, length: int | None) -> dict[str, str]:
 
 def _batch_facts(batches: Any) -> dict[str, str]:
     kind = type(batches).__name__
-    facts = {
-        "`len(batch_sampler)`": str(length_of(batches)),
-    }
+    facts = {"`len(batch_sampler)`": str(length_of(batches))}
     for name in ("batch_size", "drop_last"):
         if isinstance(value := getattr(batches, name, None), int):
             facts[f"`{kind}({name}=...)`"] = repr(value)

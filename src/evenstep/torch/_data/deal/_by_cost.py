@@ -165,12 +165,11 @@ class CostDeal:
         if caps is not None and not self._has_warned:
             own = [features[slots] for slots in found.samples(self._rank)]
             largest = max((self._costs.total([one])[1] for one in own), default=0)
-            self._check(largest, caps[self._rank])
+            if largest > caps[self._rank]:
+                self._warn(largest, caps[self._rank])
 
-    def _check(self, largest: int, cap: int) -> None:
-        """Say once where samples leave no way within what is known to fit."""
-        if largest <= cap:
-            return
+    def _warn(self, largest: int, cap: int) -> None:
+        """Say once that samples leave no way within what is known to fit."""
         self._has_warned = True
         remedy = "Cut longer samples, or leave them out."
         if self._whole:

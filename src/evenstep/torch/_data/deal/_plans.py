@@ -143,12 +143,6 @@ class EpochSteps:
     size: int = 1
     ends: IntArray | None = None
 
-    @classmethod
-    def of_sizes(cls, sizes: IntArray) -> EpochSteps:
-        """Return steps of these numbers of samples."""
-        ends = np.cumsum(sizes)
-        return cls(int(ends[-1]), ends=ends)
-
     def __len__(self) -> int:
         """Return how many steps there are."""
         return -(-self.num_samples // self.size) if self.ends is None else len(self.ends)

@@ -296,11 +296,7 @@ class PrefetchSource:
     """
 
     def __init__(
-        self,
-        loader: DataLoader[Any],
-        *,
-        changed: Condition,
-        check: Callable[[], None],
+        self, loader: DataLoader[Any], changed: Condition, check: Callable[[], None]
     ) -> None:
         assert loader.prefetch_factor is not None  # torch fills it in where there are workers
         self._loader = loader
@@ -312,6 +308,7 @@ class PrefetchSource:
             num_steps=max(2, loader.num_workers * loader.prefetch_factor),
             num_workers=loader.num_workers,
         )
+        self.fetch_s = self._horizon.fetch_s
         self._pool: WorkerPool[tuple[StepWork, IntArray]] | None = None
         self._maker: Thread | None = None
         self._share_of: ShareOf | None = None
@@ -378,11 +375,6 @@ class PrefetchSource:
                 if len(part):
                     self._pool.send(work.indices(part), (work, part))
             return work.has(slots)
-
-    def fetch_s(self, num_samples: int) -> float:
-        """Return in how many seconds workers would have fetched so many samples."""
-        with self._changed:
-            return self._horizon.fetch_s(num_samples)
 
     def batch(self, work: StepWork, slots: IntArray) -> Any:
         """Return a batch of samples of a step under way, as soon as they are here."""
@@ -498,12 +490,3 @@ class PrefetchSource:
 
 BatchSource = InlineSource | PrefetchSource
 """Where the batches of an epoch come from."""
-
-
-def source_of(
-    loader: DataLoader[Any], changed: Condition, check: Callable[[], None]
-) -> BatchSource:
-    """Return what fetches for the user's loader: its workers, where it has any."""
-    if loader.num_workers == 0:
-        return InlineSource(loader)
-    return PrefetchSource(loader, changed=changed, check=check)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from threading import Condition, RLock
@@ -13,20 +13,19 @@ from time import perf_counter
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import DataLoader
 
+from ...._nested_tensors import input_size, tensors_in
 from ...._planner import Plan, Work, batch_lengths
 from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
-from .._loader_state import checked, sealed
 from .._protocols import ANEW, MicroBatch, StepStart
 from .._step import MicroBatches, Step, with_units
 from ..deal._by_cost import CostDeal, Indices, SeenLengths
 from ..deal._plans import EpochSteps, PlanBook, StepSpan
 from ..fetch._loader_workers import with_parts
-from ..fetch._sources import BatchSource, KeysOf, epoch_keys, seeded, source_of
+from ..fetch._sources import BatchSource, InlineSource, KeysOf, PrefetchSource, epoch_keys, seeded
 from ..order._drawing import pass_epoch
 from ..order._global_order import (
     EpochOrder,
@@ -34,19 +33,9 @@ from ..order._global_order import (
     LoopStart,
     goes_on,
 )
-from ._base import AbstractStepLoader, StepContext
+from ._base import AbstractStepLoader, StepContext, checked, sealed
 from ._claimed import Claimed
 
-
-def _most_elements(batch: Any) -> int:
-    """Return how many elements the largest tensor of a batch has."""
-    if isinstance(batch, torch.Tensor):
-        return batch.numel()
-    parts = batch.values() if isinstance(batch, Mapping) else batch
-    return max(map(_most_elements, parts), default=0) if isinstance(batch, _NESTED) else 0
-
-
-_NESTED = (Mapping, list, tuple)
 _MOST_STARTS = 8  # more epochs than a loop fetches ahead
 
 
@@ -109,11 +98,14 @@ class BalancedLoader(AbstractStepLoader):
                 own, of = loader.collate_fn, context.cost.from_batch
                 read = with_parts(loader, collate_fn=partial(batch_lengths, of, collate=own))
         self._book = PlanBook(ranks.rank, self._size, by_cost=self._by_cost)
-        self._fits_lengths: bool | None = None  # what batches have; None before the first one
-        if context.cost is None or context.cost.max_size is None:
-            self._fits_lengths = False  # nor is it looked at
+        has_cap = context.cost is not None and context.cost.max_size is not None
+        self._fits_lengths = None if has_cap else False  # what batches have; None before the first
         self._problem: Exception | None = None
-        self._source = source_of(read, Condition(self._lock), ranks.check)
+        self._source: BatchSource = (
+            PrefetchSource(read, Condition(self._lock), ranks.check)
+            if loader.num_workers
+            else InlineSource(read)
+        )
         self._num_skipped = 0
         self._keys_of: KeysOf | None = None  # of the newest loop's epoch
         context.session.subscribe(partial(_pass_on, weakref.WeakMethod(self._on_plan)))
@@ -266,7 +258,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _read_on(self) -> None:
         taken = self._at.steps_taken
-        self._starts.append(LoopStart(self._loops.next_step, self._at, taken))
+        self._starts.append(LoopStart(self._next_step, self._at, taken))
         steps = self._at.steps
         if steps.ends is not None:
             self._context.check_sizes(np.diff(steps.ends, prepend=0), self._whole)
@@ -291,7 +283,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _end_reading(self) -> None:
         self._source.end()
-        if not self._loops.is_nested:
+        if not self._open:
             self._at.end()
 
     def _close_source(self) -> None:
@@ -299,7 +291,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _spans(self, taken: int) -> Iterator[StepSpan]:
         """Return the steps of the epoch after so many."""
-        step = self._loops.next_step + taken - self._at.steps_taken
+        step = self._next_step + taken - self._at.steps_taken
         return self._at.steps.spans(step, taken)
 
     def _draw(self, taken: int) -> None:
@@ -309,7 +301,7 @@ class BalancedLoader(AbstractStepLoader):
 
     def _next(self) -> Step | MicroBatch | None:
         at = self._at
-        if (span := at.steps.span(self._loops.next_step, at.steps_taken)) is None:
+        if (span := at.steps.span(self._next_step, at.steps_taken)) is None:
             return None
         step, first, num_samples = span
         plan = self._plan()
@@ -394,21 +386,21 @@ class BalancedLoader(AbstractStepLoader):
     def _check_cap(self, parts: list[MicroBatch]) -> None:
         """Warn once of a forward over the cap: its samples are longer than ``prepare`` found them.
 
-        It is noticed where the largest tensors so far had as many elements as the lengths say.
+        It is noticed where batches so far had as many tokens as the lengths say.
         """
         assert self._context.cost is not None
         most = self._context.cost.max_size
         for part in parts:
             if not part.num_samples:
                 continue
-            found = _most_elements(part.batch)
+            _, found = input_size(tensors_in(part.batch))
             if most is not None and self._fits_lengths and part.size <= most < found:
                 warn(
                     f"A forward has a size of {found} where `Cost(max_size={most})` is the cap: "
                     f"samples have become longer than `prepare` found them, which reads lengths "
                     f"once. When they change: {ANEW}"
                 )
-            self._fits_lengths = found == part.size and self._fits_lengths is not False
+            self._fits_lengths = self._fits_lengths is not False and found == part.size
 
     def _on_plan(self, plan: Plan) -> None:
         with self._lock:

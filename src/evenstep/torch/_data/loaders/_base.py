@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import abc
+import json
+import zlib
 from collections.abc import Callable, Generator, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -11,7 +13,7 @@ from typing import Any, TypeVar, final
 from torch.utils.data import DataLoader
 
 from ...._diagnosis import Phase
-from ...._planner import Cost, Plan, SampleCosts
+from ...._planner import Cost, Plan, SampleCosts, in_words
 from ...._types import IntArray
 from ....exceptions import invalid
 from .._protocols import ANEW, LoaderRanks, LoaderSession, MicroBatch, StepStart
@@ -39,11 +41,6 @@ class AbstractLoader(abc.ABC):
     """A loader in the place of another one, which answers for all that is not its own."""
 
     _loader: Any
-
-    @property
-    def dataset(self) -> Any:
-        """The user's data set."""
-        return self._loader.dataset
 
     def __getattr__(self, name: str) -> Any:
         """Return what the user's loader has under ``name``, such as ``collate_fn``."""
@@ -113,10 +110,12 @@ class AbstractStepLoader(AbstractLoader):
     _at: Any  # how far the newest loop is
     _whole = True  # whether that one takes each step in one forward
     _resume: dict[str, Any] | None = None  # where the next loop continues
+    _next_step: int  # of the run, by number, once a loop has begun
 
     def __init__(self, loader: DataLoader[Any], context: StepContext, at: Any) -> None:
         self._loader, self._context, self._at = loader, context, at
-        self._loops = Loops(context.session)
+        self._begun = self._current = self._cut_off = 0  # loops by number, each from 1
+        self._open: set[int] = set()  # those that are not over
 
     @property
     def is_fixed(self) -> bool:
@@ -174,7 +173,8 @@ class AbstractStepLoader(AbstractLoader):
 
     def close(self) -> None:
         """Stop workers and threads, and end an iteration under way; iterating starts them anew."""
-        self._loops.cut_off()
+        self._cut_off = self._begun  # none of these can continue
+        self._open.clear()
         self._close_source()
 
     @abc.abstractmethod
@@ -212,9 +212,8 @@ class AbstractStepLoader(AbstractLoader):
     def _items(self, *, whole: bool) -> Generator[Any, None, None]:
         """Yield the batch of each step if ``whole``, else the steps, which yield theirs."""
         self._check_fixed()
-        loops = self._loops
-        outer = self._at if loops.is_nested else None
-        with loops.begin(self._end_reading, cuts=not whole) as loop:
+        outer = self._at if self._open else None
+        with self._loop(cuts=not whole) as loop:
             try:
                 self._whole = whole
                 with self._context.session.steps.timed(Phase.INPUT):
@@ -229,19 +228,38 @@ class AbstractStepLoader(AbstractLoader):
                         yield given
                         self._look_whether_left(given)
                     del given  # its batch is the loop's alone
-                    if loop <= loops.last_cut_off:
+                    if loop <= self._cut_off:
                         raise RuntimeError("the loader was closed, so this iteration cannot go on")
-                    if loops.current != loop:
+                    if self._current != loop:
                         self._return_to(at)
-                        loops.current, self._whole = loop, whole
+                        self._current, self._whole = loop, whole
                         self._continue()
             finally:
-                if outer is not None and loops.current == loop:
+                if outer is not None and self._current == loop:
                     self._at = outer
+
+    @contextmanager
+    def _loop(self, *, cuts: bool) -> Iterator[int]:
+        """Begin a loop and give its number; at its end, let go of what it reads from."""
+        session = self._context.session
+        session.begin_epoch(cuts=cuts)
+        self._end_reading()  # of a loop that was left and is still referred to
+        self._begun += 1
+        self._current = number = self._begun
+        self._open.add(number)
+        try:
+            yield number
+            session.steps.came_to_end()
+        finally:
+            self._open.discard(number)
+            if self._current == number:  # not if another loop has begun meanwhile
+                self._end_reading()
+                if not self._open:
+                    session.steps.end_epoch()
 
     def _look_whether_left(self, step: Step) -> None:
         if step.is_left and self._context.ranks.world_size > 1:
-            used = self._context.session.steps.next_unused == self._loops.next_step
+            used = self._context.session.steps.next_unused == self._next_step
             self._context.count.left(used=used)
 
     def _check_fixed(self) -> None:
@@ -257,7 +275,7 @@ class AbstractStepLoader(AbstractLoader):
                 raise _fixed(f"batch_sampler.{name}", before, now)
 
     def _continue(self) -> None:
-        self._loops.next_step = self._context.count.value
+        self._next_step = self._context.count.value
         self._read_on()
 
     def _plan(self) -> Plan:
@@ -266,7 +284,7 @@ class AbstractStepLoader(AbstractLoader):
         Raises:
             RuntimeError: another loader has taken that step.
         """
-        count, step = self._context.count, self._loops.next_step
+        count, step = self._context.count, self._next_step
         if step != count.value:
             raise RuntimeError(
                 "Another loader of this balancer was iterated meanwhile. Every iteration is a step "
@@ -297,7 +315,7 @@ class AbstractStepLoader(AbstractLoader):
         """Return the next step of the run, counted and announced; or all of it, for one forward."""
         context, number = self._context, start.step
         steps = context.session.steps
-        context.count.value = self._loops.next_step = number + 1
+        context.count.value = self._next_step = number + 1
         steps.begin_step(start)
         if isinstance(given, MicroBatch):
             steps.begin_forward(number, given, is_last=True)
@@ -320,6 +338,43 @@ def _fixed(name: str, before: object, now: object) -> ValueError:
         repr(now),
         ANEW,
     )
+
+
+def sealed(fields: dict[str, Any]) -> dict[str, Any]:
+    """Return ``fields``, of plain values, with the checksum that ``checked`` asks for."""
+    return {**fields, "checksum": _checksum(fields)}
+
+
+def _checksum(fields: dict[str, Any]) -> int:
+    return zlib.crc32(json.dumps(fields, sort_keys=True, default=repr).encode())
+
+
+def checked(state: object, where: str, like: dict[str, Any]) -> dict[str, Any]:
+    """Return what ``sealed`` gave for fields of the same kind and keys, or raise ValueError."""
+    problem = _problem(state, like)
+    if problem is not None:
+        raise invalid(
+            where,
+            "come from `state_dict()` of such a loader, complete and unchanged",
+            problem,
+            "Load the part of the checkpoint that holds the loader's state; if it is that part, "
+            "the file is damaged: take the checkpoint before it.",
+        )
+    assert isinstance(state, dict)
+    return {key: state[key] for key in (*like, "checksum")}
+
+
+def _problem(state: object, like: dict[str, Any]) -> str | None:
+    if type(state) is not dict:
+        return f"a {type(state).__name__}"
+    if (kind := state.get("kind", like["kind"])) != like["kind"]:
+        return f"one of the kind {repr(kind)[:40]}, not {like['kind']!r}"
+    if missing := sorted({*like, "checksum"} - state.keys()):
+        return f"one without {missing}"
+    fields = {key: state[key] for key in like}  # adapters may add keys of their own
+    if type(state["checksum"]) is int and state["checksum"] == _checksum(fields):
+        return None
+    return "one whose checksum does not fit"
 
 
 @final
@@ -347,58 +402,9 @@ class _Loop(Iterator[_T]):
         except StopIteration:
             raise
         except Exception as error:
-            self._problem = f"{type(error).__name__}: {error}".partition("\n")[0]
+            self._problem = in_words(error)
             raise
 
     def close(self) -> None:
         """Leave the loop."""
         self._items.close()
-
-
-@final
-class Loops:
-    """The loops over one loader, of which the newest is where the loader stands.
-
-    Args:
-        session: is notified of every loop.
-
-    Attributes:
-        next_step: of the run, by number, once a loop has begun.
-        current: number of the loop that the loader stands at, from 1.
-        last_cut_off: number of the newest loop that cannot continue, nor can those before it.
-    """
-
-    next_step: int
-
-    def __init__(self, session: LoaderSession) -> None:
-        self._session = session
-        self.current = self.last_cut_off = self._num_begun = 0
-        self._open: set[int] = set()
-
-    @property
-    def is_nested(self) -> bool:
-        """Whether a loop was begun and is not over."""
-        return bool(self._open)
-
-    @contextmanager
-    def begin(self, end: Callable[[], None], *, cuts: bool) -> Iterator[int]:
-        """Begin a loop and give its number; at its end, let go of what it reads from."""
-        self._session.begin_epoch(cuts=cuts)
-        end()  # of a loop that was left and is still referred to
-        self._num_begun += 1
-        self.current = number = self._num_begun
-        self._open.add(number)
-        try:
-            yield number
-            self._session.steps.came_to_end()
-        finally:
-            self._open.discard(number)
-            if self.current == number:  # not if another loop has begun meanwhile
-                end()
-                if not self._open:
-                    self._session.steps.end_epoch()
-
-    def cut_off(self) -> None:
-        """Keep the loops under way from continuing."""
-        self.last_cut_off = self._num_begun
-        self._open.clear()

@@ -17,14 +17,13 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from ...._planner import UNKNOWN, Plan, SampleCosts, sample_length
+from ...._planner import UNKNOWN, Plan, SampleCosts, Work, sample_length
 from ...._types import IntArray
 from ...._warning import warn
 from ....exceptions import invalid
-from .._loader_state import checked, sealed
 from .._protocols import MicroBatch, StepStart
 from .._step import MicroBatches, Step, with_units
-from ..deal._by_cost import Assigned, CostDeal
+from ..deal._by_cost import CostDeal
 from ..deal._stream_deal import OwnShards, SameStream, StreamKind, StreamStock, check_cost
 from ..fetch._chunks import (
     Chunk,
@@ -38,7 +37,7 @@ from ..fetch._chunks import (
 )
 from ..fetch._loader_workers import InWorkers, inner_loader, pinning
 from ..order._drawing import check_iterates, pass_epoch
-from ._base import AbstractStepLoader, StepContext
+from ._base import AbstractStepLoader, StepContext, checked, sealed
 
 
 def _no_length(sample: Any) -> int:
@@ -361,7 +360,7 @@ class StreamLoader(AbstractStepLoader):
         stocks = self._swap_stocks(self._reader.mark())()
         if (problem := self._terms.problem(stocks)) is not None:
             raise RuntimeError(problem)
-        if self._loops.current == 1 and (doubt := self._terms.doubt(stocks)) is not None:
+        if self._current == 1 and (doubt := self._terms.doubt(stocks)) is not None:
             warn(doubt)
         return at
 
@@ -369,7 +368,7 @@ class StreamLoader(AbstractStepLoader):
         source = self._loader.generator or torch.default_generator
         seed = torch.empty((), dtype=torch.int64, device="cpu").random_(generator=source)
         number = np.array([int(seed)]) if self._ranks.rank == 0 else None
-        return int(self._ranks.share((self._loops.current, 0), number)[0])
+        return int(self._ranks.share((self._current, 0), number)[0])
 
     def _read_on(self) -> None:
         if self._by_cost is not None:
@@ -411,7 +410,7 @@ class StreamLoader(AbstractStepLoader):
     def _take(self, sizes: tuple[int, ...], plan: Plan) -> Step | MicroBatch:
         began_s = perf_counter()
         rank, passed = self._ranks.rank, self._terms.passed(sizes)
-        forwards, assigned = self._forwards(sizes, plan)
+        forwards, work, checksum = self._forwards(sizes, plan)
         batches = self._reader.take(passed[rank], forwards)
         self._read_ahead(plan.batch_size[rank])
         data_s = perf_counter() - began_s
@@ -421,9 +420,8 @@ class StreamLoader(AbstractStepLoader):
         )
         self._at.steps_taken += 1
         self._at.passed = [old + new for old, new in zip(self._at.passed, passed, strict=True)]
-        work, checksum, _ = assigned or (None, 0, ())
         given = parts[0] if self._whole else MicroBatches(parts)
-        step, num_samples = self._loops.next_step, sum(sizes)
+        step, num_samples = self._next_step, sum(sizes)
         own, equal = given.num_samples, self._has_equal_forwards()
         return self._hand_out(
             given, StepStart(step, own, num_samples, data_s, units, work, checksum, equal)
@@ -435,7 +433,7 @@ class StreamLoader(AbstractStepLoader):
 
     def _forwards(
         self, sizes: tuple[int, ...], plan: Plan
-    ) -> tuple[list[IntArray], Assigned | None]:
+    ) -> tuple[list[IntArray], Work | None, int]:
         """Return which samples each of this rank's forwards has, and what ranks compare of that."""
         rank, total = self._ranks.rank, sum(sizes)
         first = self._at.passed[rank]
@@ -454,10 +452,11 @@ class StreamLoader(AbstractStepLoader):
             assert found is not None, "lengths are known as soon as samples are read"
             parts = [np.sort(np.concatenate(found))] if self._whole else list(found)
         if self._by_cost is None:
-            return parts, None
+            return parts, None, 0
         some = [slots for slots in parts if len(slots)]
         counted = sizes if total == self._size else None
-        return parts, self._by_cost.assigned(plan, some, first, total, counted)
+        work, checksum, _ = self._by_cost.assigned(plan, some, first, total, counted)
+        return parts, work, checksum
 
     def _learn_lengths(self, first: int, lengths: IntArray) -> None:
         """Take in the lengths of all samples of a step, from position ``first`` of the stream on.

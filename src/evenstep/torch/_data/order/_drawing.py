@@ -247,8 +247,11 @@ class DrawnIndices(DataLoader[Any]):
     def __init__(
         self, high: int | None, batch_size: int, *, generator: torch.Generator | None = None
     ) -> None:
-        _check("high", high is None or _is_integer(high, _MOST), high, "be from 1 to 2**48")
-        _check("batch_size", _is_integer(batch_size, _MOST), batch_size, "be at least 1")
+        if high is not None:
+            remedy = "Give the number of samples that can be drawn, or None to count up."
+            _check("high", high, "be from 1 to 2**48", remedy)
+        remedy = "Give the batch size of a rank with an equal share."
+        _check("batch_size", batch_size, "be at least 1", remedy)
         super().__init__(
             range(_ENDLESS if high is None else high),  # type: ignore[arg-type]
             batch_size=batch_size,
@@ -324,20 +327,10 @@ def _as_tensor(indices: list[int]) -> torch.Tensor:
     return torch.tensor(indices, dtype=torch.int64)
 
 
-def _is_integer(value: object, most: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 1 <= value <= most
-
-
-def _check(name: str, holds: bool, value: object, rule: str) -> None:
-    if not holds:
-        raise invalid(
-            f"DrawnIndices({name}=...)",
-            f"{rule}, as an integer",
-            repr(value),
-            "Give the number of samples that can be drawn, or None to count up."
-            if name == "high"
-            else "Give the batch size of a rank with an equal share.",
-        )
+def _check(name: str, value: object, rule: str, remedy: str) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or not 1 <= value <= _MOST:
+        where = f"DrawnIndices({name}=...)"
+        raise invalid(where, f"{rule}, as an integer", repr(value), remedy)
 
 
 _END = object()

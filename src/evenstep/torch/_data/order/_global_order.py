@@ -263,8 +263,8 @@ class GlobalOrder:
         first, checksum, *before = rest[num_sizes:]
         steps, num_samples = self.steps, self.num_samples
         if self.batches is not None:
-            steps = EpochSteps.of_sizes(np.array(rest[:num_sizes], np.int64))
-            num_samples = steps.num_samples
+            num_samples = sum(rest[:num_sizes])
+            steps = EpochSteps(num_samples, ends=np.cumsum(rest[:num_sizes]))
         return EpochOrder(
             before,
             num_samples,
