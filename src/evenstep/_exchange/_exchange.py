@@ -379,7 +379,7 @@ class Exchange:
         """
         lost_ranks = self.lost_ranks
         if trains:
-            lost_ranks.watch.collective_s = None
+            lost_ranks.collective_s = None
             lost_ranks.thread_id = self._framework.training_thread()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step

@@ -204,27 +204,21 @@ class Acceptor:
             if len(self._since_s) > self._most:
                 self._make_room("there are too many")
 
-    def read(self, pending: PendingPeer) -> Greeting | None:
-        """Return what a newcomer says; None if it has not said all, or was turned away."""
-        try:
-            return pending.read()
-        except Exception as error:  # strangers send anything
-            self.turn_away(pending, str(error))
-            return None
+    def let_in(self, pending: PendingPeer) -> tuple[Greeting, Peer] | None:
+        """Welcome a newcomer that has greeted, which is no longer read here; return it.
 
-    def let_in(self, pending: PendingPeer) -> tuple[socket.socket, Wire] | None:
-        """Welcome a newcomer that has greeted; return its connection, or None if that broke.
-
-        It is no longer read here.
+        None if it has not said all, or was turned away.
         """
         try:
+            if (greeting := pending.read()) is None:
+                return None
             connected = pending.welcome()
-        except OSError as error:
+        except Exception as error:  # strangers send anything
             self.turn_away(pending, str(error))
             return None
         del self._since_s[pending]
         self._forget(pending)
-        return connected
+        return greeting, Peer(*connected, process=greeting.process)
 
     def turn_away(self, pending: PendingPeer, reason: str) -> None:
         """Close the connection of a newcomer."""
@@ -562,14 +556,12 @@ def _let_in(acceptor: Acceptor, pending: PendingPeer, peers: dict[int, Peer]) ->
     Raises:
         ProtocolError: a rank runs another version of evenstep; it is sent this one.
     """
-    said = acceptor.read(pending)
-    if said is None:
-        return
     if (connected := acceptor.let_in(pending)) is None:
         return
+    said, peer = connected
     if (earlier := peers.get(said.rank)) is not None:  # one that the rank gave up
         earlier.close()
-    peers[said.rank] = Peer(*connected, process=said.process)
+    peers[said.rank] = peer
     check_versions({0: VERSION, said.rank: said.version})
 
 

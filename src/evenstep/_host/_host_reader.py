@@ -352,10 +352,10 @@ class HostReader:
         ]
         return HostClues(
             step=step,
-            lasted_s=after.now_s - before.now_s,
-            cpu_s=after.cpu_s - before.cpu_s,
-            throttled_s=max([0.0, *throttled_s]),
-            run_delay_s=max(0.0, after.run_delay_s - before.run_delay_s),
+            lasted_s=round(after.now_s - before.now_s, 4),
+            cpu_s=round(after.cpu_s - before.cpu_s, 4),
+            throttled_s=round(max([0.0, *throttled_s]), 4),
+            run_delay_s=round(max(0.0, after.run_delay_s - before.run_delay_s), 4),
             major_faults=after.major_faults - before.major_faults,
             alloc_retries=after.alloc_retries - before.alloc_retries,
             links=self._links.read(),

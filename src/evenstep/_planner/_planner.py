@@ -15,7 +15,6 @@ from ..events import (
     EstimatesRestored,
     Event,
     PolicyFailed,
-    Rebalanced,
     WorkerUnhelpful,
 )
 from ..policies import AbstractPolicy, Equal
@@ -382,9 +381,7 @@ class Planner(AbstractPlanner):
         self._adopt(decision)
         if (plan.batch_size, plan.max_forward) == (self.plan.batch_size, self.plan.max_forward):
             return []
-        self.plan = plan
-        sizes = plan.batch_size, plan.reason, plan.max_forward
-        return [Rebalanced(plan.first_step, plan.epoch, *sizes)]
+        return self._follow(plan)
 
     def _guess(self, cluster: Cluster, timings: StepTimings, state: Any) -> Decision[Any]:
         """Return what the policy guesses, or else that all stays as it is."""

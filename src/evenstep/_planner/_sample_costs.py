@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from .._types import IntArray
+from .._types import IntArray, fill
 from ..exceptions import invalid
 from ..solve import Assignment, Forwards, WorkerCosts, partition
 
@@ -219,7 +219,7 @@ class Cost:
         if self.from_batch is not None:
             self._check_from_batch()
         elif not isinstance(self.of, str) and not callable(self.of):
-            object.__setattr__(self, "of", _checked(self.of, padded=self.padded))
+            fill(self, of=_checked(self.of, padded=self.padded))
 
     @classmethod
     def given(cls, value: Any) -> Cost | None:

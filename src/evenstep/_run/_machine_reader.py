@@ -144,19 +144,7 @@ class ClueReader:
         if self._host is None:
             self._host = self._open_host(thread_id=thread_id, alloc_retries=self._alloc_retries)
             return
-        seen = self._host.read(self._step)
-        self._looks.append(
-            HostClues(
-                seen.step,
-                lasted_s=round(seen.lasted_s, 4),
-                cpu_s=round(seen.cpu_s, 4),
-                throttled_s=round(seen.throttled_s, 4),
-                run_delay_s=round(seen.run_delay_s, 4),
-                major_faults=seen.major_faults,
-                alloc_retries=seen.alloc_retries,
-                links=seen.links,
-            )
-        )
+        self._looks.append(self._host.read(self._step))
 
 
 class _Look(NamedTuple):

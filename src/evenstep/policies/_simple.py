@@ -7,7 +7,7 @@ from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._types import Cluster, Decision, IntArray, StepTimings, check_fields
+from .._types import Cluster, Decision, IntArray, StepTimings, check_fields, fill
 from ..exceptions import invalid
 from ._base import READING_S, AbstractPolicy, check_policy, equal_split, is_feasible, refit
 
@@ -168,8 +168,7 @@ class Fixed(AbstractPolicy[None]):
                 self.batch_size,
                 "Give whole samples, such as (96, 32).",
             )
-        # Past the frozen guard: a list or an array given is kept as what the field says.
-        object.__setattr__(self, "batch_size", tuple(given.tolist()))
+        fill(self, batch_size=tuple(given.tolist()))  # of a list or an array, too
 
     @property
     def reading_s(self) -> float:

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._types import FloatArray, IntArray, check_ranks, own
+from .._types import FloatArray, IntArray, check_ranks, fill, own
 from ..exceptions import invalid
 
 
@@ -40,9 +40,7 @@ class Profile:
         seconds: Sequence[float] | FloatArray,
     ) -> None:
         counted, timed = _measured(sizes, seconds)
-        values = {"sizes": counted, "seconds": timed}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
+        fill(self, sizes=counted, seconds=timed)
 
 
 def _measured(sizes: Any, seconds: Any) -> tuple[IntArray, FloatArray]:
