@@ -273,8 +273,8 @@ def read_cgroups(root: Path = Path("/")) -> CgroupLimits:
     quota, free = groups.quota(), groups.free_bytes()
     if quota is None:
         return CgroupLimits(free_bytes=free)
-    named = f"/{quota.file.relative_to(root)}"
-    return CgroupLimits(quota.cores, named, free, quota.file.with_name("cpu.stat"))
+    cores, file = quota
+    return CgroupLimits(cores, f"/{file.relative_to(root)}", free, file.with_name("cpu.stat"))
 
 
 VARIABLES = (

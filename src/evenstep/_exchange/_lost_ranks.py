@@ -178,6 +178,7 @@ class LostRanks(FailureWatch):
         thread_id: the training thread's.
         left: who has ended its run, as far as this rank knows.
         wrong: the error of gradients that were wrong.
+        failed: who is to blame that an error ended this rank's run, and why; None if none did.
     """
 
     kinds = (RankLost, GradientsWrong, CollectiveBroke, Goodbye)
@@ -210,7 +211,7 @@ class LostRanks(FailureWatch):
         self._left: dict[int, Goodbye] = {}
         self.left: Set[int] = self._left.keys()
         self._collective_broke = False
-        self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
+        self.failed: tuple[int, str] | None = None
         self.on_loss: Callable[[Exception], object] = lambda error: None
         self.explain: Callable[[], str] = lambda: ""
         self.thread_id = framework.training_thread()
@@ -225,11 +226,6 @@ class LostRanks(FailureWatch):
     def interrupted_by(self) -> Exception | None:
         """The error for which the training thread was interrupted: it counted as hanging."""
         return self.error if self.was_interrupted else None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether an error ended this rank's run."""
-        return self._failed is not None
 
     def failure_of(self, rank: int) -> tuple[int, str] | None:
         """Return who is to blame that a rank has ended its run, and why; None if it just ended."""
@@ -282,11 +278,6 @@ class LostRanks(FailureWatch):
         finally:
             self._router.notify()
             logging.getLogger("evenstep").critical("%s", error)
-
-    def disconnected(self, peer: int, problem: str) -> None:
-        """Take notice of a broken or silent connection."""
-        if peer not in self._left:
-            self.lose(peer, problem + self.explain())
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a loss or a goodbye."""
@@ -342,17 +333,12 @@ class LostRanks(FailureWatch):
         """Have the goodbye say so: others would take it for the end of training."""
         rank, step = self._router.rank, self._steps.last_used
         if isinstance(error, SystemExit) and not error.code:
-            self._failed = None
+            self.failed = None
         elif isinstance(error, WorkerLostError) and error.rank != rank:
-            self._failed = error.rank, f"rank {rank} lost it, and ended its run"
+            self.failed = error.rank, f"rank {rank} lost it, and ended its run"
         else:
             when = f"after step {step}" if step >= 0 else "before the end of a step"
-            self._failed = rank, f"it raised {in_words(error)} {when}"
-
-    def goodbye(self, num_loops: int) -> Goodbye:
-        """Return what this rank says when it ends its run, after so many loops."""
-        steps = self._steps
-        return Goodbye(steps.last_step, steps.last_used, num_loops, self._failed)
+            self.failed = rank, f"it raised {in_words(error)} {when}"
 
     def _break_collective(self) -> None:
         """Blame who has ended its run, or will: a collective broke on some rank, and needs all."""

@@ -99,7 +99,7 @@ class ClaimSwitch:
         if not self.on or plan.tile is None:
             return replace(plan, first=None)
         sizes = np.array(plan.batch_size, np.int64)
-        first = StepClaims.begin(self.scheme, sizes, tile=plan.tile).first
+        first = StepClaims(self.scheme, sizes, tile=plan.tile).first
         return replace(plan, first=tuple(first.tolist()))
 
     def _judge(self) -> None:

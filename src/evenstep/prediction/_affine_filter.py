@@ -458,15 +458,9 @@ class AffineFilter:
         What is left of the noise after averaging, 1 for a worker never measured,
         ``(world_size,)``.
         """
-        measured = state["num_steps"] > 0
         lines = Lines(state["lines"])
         batch = np.maximum(state["batch_size"], 1).astype(np.float64)
-        weights, times = lines.weights(), lines.at(batch)
-        mean = (weights * times).sum(axis=0)
-        variance = _variance(weights, times, mean, lines.variance(batch))
-        error = np.ones(len(measured))
-        np.divide(np.sqrt(variance), mean, out=error, where=measured)
-        return error
+        return _relative_error(state, lines.at(batch), lines.variance(batch))
 
     def slope_uncertainty(self, state: dict[str, Any]) -> FloatArray:
         """Return the relative standard error of each cost per sample, ``(world_size,)``.
@@ -474,14 +468,8 @@ class AffineFilter:
         Large where the sizes so far lie close together, however well their times are known: what
         is missing in one part of the line is then in the other. 1 for a worker never measured.
         """
-        measured = state["num_steps"] > 0
         lines = Lines(state["lines"])
-        weights = lines.weights()
-        mean = (weights * lines.slope_s).sum(axis=0)
-        variance = _variance(weights, lines.slope_s, mean, np.maximum(lines.var_slope, 0.0))
-        error = np.ones(len(measured))
-        np.divide(np.sqrt(variance), mean, out=error, where=measured)
-        return error
+        return _relative_error(state, lines.slope_s, np.maximum(lines.var_slope, 0.0))
 
     def holds_back(self, state: dict[str, Any]) -> Mask:
         """Return whose last reading was taken for a passing one so far, ``(world_size,)``."""
@@ -513,6 +501,16 @@ class AffineFilter:
         surprise = reading.seconds - mean
         off = abs(surprise) > self.gate * np.sqrt(variance)
         return np.where(off & far, np.sign(surprise), 0).astype(np.int64)
+
+
+def _relative_error(state: dict[str, Any], values: FloatArray, each: FloatArray) -> FloatArray:
+    """Return the standard error of each worker's mean value; 1 for one never measured."""
+    measured, weights = state["num_steps"] > 0, Lines(state["lines"]).weights()
+    mean = (weights * values).sum(axis=0)
+    error = np.ones(len(measured))
+    deviation = np.sqrt(_variance(weights, values, mean, each))
+    np.divide(deviation, mean, out=error, where=measured)
+    return error
 
 
 def _variance(

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
-from .._types import IntArray, fill, own
+from .._types import IntArray, check_fields, check_range, fill, own
 from ..exceptions import invalid
 from ..timemodels._cost_model import CostModel
 
@@ -54,13 +54,8 @@ class WorkerCosts:
     @classmethod
     def equal(cls, world_size: int, features: Any) -> WorkerCosts:
         """Return equal workers, with a cost of 1 for each feature."""
-        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-            raise invalid(
-                "partition(workers=...)",
-                "be at least 1, or `WorkerCosts`",
-                world_size,
-                "Count them.",
-            )
+        remedy = "Count them, or give `WorkerCosts`."
+        check_range("partition(workers=...)", world_size, "an integer of at least 1", remedy)
         num_features = 1 if np.ndim(features) < 2 else np.shape(features)[1]
         return cls(np.ones((world_size, num_features), np.int64), np.zeros(world_size, np.int64))
 
@@ -125,13 +120,8 @@ class Forwards:
     empty: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_samples is not None and self.max_samples < 1:
-            raise invalid(
-                "Forwards(max_samples=...)",
-                "be at least 1",
-                self.max_samples,
-                "None is no limit.",
-            )
+        if self.max_samples is not None:
+            check_fields(self, max_samples=("at least 1", "None is no limit."))
         if (self.size is None) != (self.max_size is None):
             raise invalid(
                 "Forwards(size=..., max_size=...)",
@@ -158,6 +148,7 @@ class Problem:
         max_samples: of a forward.
         equal: whether all workers run as many forwards.
         empty: whether some of those may have no sample.
+        is_capped: whether one forward may be too small for what a worker gets.
 
     Raises:
         ValueError: an argument is out of range, or a sample fits into no forward.
@@ -179,6 +170,7 @@ class Problem:
             raise invalid("partition(features=...)", "have a sample", 0, "Partition what is there.")
         _check_sum(table, workers)
         self.features, self.workers = table, workers
+        self.num_samples, self.world_size = num_samples, workers.world_size
         self.size = np.zeros(num_samples, np.int64)
         self.max_size = np.full(shape[0], NEVER)
         if forwards.size is not None:
@@ -188,21 +180,8 @@ class Problem:
             _check_size(self.size, self.max_size, num_samples)
         self.max_samples = forwards.max_samples or num_samples
         self.equal, self.empty = forwards.equal, forwards.equal and forwards.empty
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-        return len(self.features)
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-        return self.workers.world_size
-
-    @property
-    def is_capped(self) -> bool:
-        """Whether one forward may be too small for what a worker gets."""
-        return self.max_samples < self.num_samples or int(self.size.sum()) > self.max_size.min()
+        over = int(self.size.sum()) > self.max_size.min()
+        self.is_capped = self.max_samples < num_samples or bool(over)
 
     def costs(self, samples: IntArray) -> IntArray:
         """Return what samples cost, `NEVER` if too large, ``(len(samples), world_size)``."""

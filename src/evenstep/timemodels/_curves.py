@@ -17,7 +17,7 @@ from typing import Final, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._types import FloatArray, IntArray, fill, own
+from .._types import FloatArray, IntArray, check_ranks, fill, own
 from ..exceptions import invalid
 from ._base import AbstractTimeModel, Profile, alike, bisect_batch, costs, counts
 
@@ -330,7 +330,10 @@ class CubicTime(AbstractTimeModel):
         alike("CubicTime(most=...)", most, other="coefficients[:, 0]", like=coefficients[:, 0])
         table, ranks = _table(coefficients, most), np.arange(len(most))
         last_s = table[ranks, most]
-        _check(last_s)
+        rule = "give a finite, positive time somewhere on 1..most"
+        remedy = "Give p3, p2, p1, p0 in this order, in seconds."
+        valid = np.isfinite(last_s) & (last_s > 0)
+        check_ranks("CubicTime(coefficients=...)", last_s, valid, rule, remedy)
         slope = np.maximum(last_s - table[ranks, most - 1], last_s / most)
         fill(self, coefficients=coefficients, most=most, _table=table, _slope_past=slope)
 
@@ -371,10 +374,7 @@ def _coefficients(value: FloatArray) -> FloatArray:
         remedy = "Give p3, p2, p1 and p0 of every worker; 0 for what a shorter fit lacks."
         raise invalid(name, "have shape (world_size, 4)", answer.shape, remedy)
     finite = np.isfinite(answer).all(axis=1)
-    if not finite.all():
-        rank = int(np.argmin(finite))
-        got, remedy = f"{answer[rank]} on rank {rank}", "Leave out what was not measured."
-        raise invalid(name, "be finite on every rank", got, remedy)
+    check_ranks(name, answer, finite, "be finite", "Leave out what was not measured.")
     return answer
 
 
@@ -389,18 +389,6 @@ def _table(coefficients: FloatArray, most: IntArray) -> FloatArray:
     np.maximum.accumulate(table, axis=1, out=table)
     table.flags.writeable = False
     return table
-
-
-def _check(last_s: FloatArray) -> None:
-    valid = np.isfinite(last_s) & (last_s > 0)
-    if not valid.all():
-        rank = int(np.argmin(valid))
-        raise invalid(
-            "CubicTime(coefficients=...)",
-            "give a finite, positive time somewhere on 1..most, on every rank",
-            f"{last_s[rank]} s for the largest on rank {rank}",
-            "Give p3, p2, p1, p0 in this order, in seconds.",
-        )
 
 
 def _fit(points: Profile) -> tuple[float, float, float, float]:
