@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from functools import partial
 from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import torch
 
@@ -128,11 +128,8 @@ _MOST_HELD = 32  # steps: at most so many are reported together
 _MOST_UNREAD = 2 * _MOST_HELD  # their reports are held, or a device is not through yet
 
 
-class _Window(NamedTuple):
-    """A step from its hand-out to the next one: marks, each with the phase that follows it."""
-
-    step: int
-    cuts: list[tuple[Any, Phase]]
+_Window = tuple[int, list[tuple[Any, Phase]]]
+"""A step from its hand-out to the next one: marks, each with the phase that follows it."""
 
 
 @final
@@ -183,7 +180,7 @@ class Timeline:
         """End the step before, and begin ``step``: it is handed out, or used."""
         if self._step >= 0:
             self._cuts.append((at, Phase.REST))
-            self._unread.append(_Window(self._step, self._cuts))
+            self._unread.append((self._step, self._cuts))
         self._step, self._cuts = step, [(at, Phase.REST)]
         self._phase, self._block, self._depth = Phase.REST, None, 0
 
@@ -283,7 +280,8 @@ class Timeline:
         unread = self._unread
         if not unread or len(unread) >= _MOST_HELD:
             return bool(unread)
-        lasted_s = self._clock.seconds(unread[0].cuts[0][0], unread[-1].cuts[-1][0])
+        (_, first), (_, last) = unread[0], unread[-1]
+        lasted_s = self._clock.seconds(first[0][0], last[-1][0])
         return lasted_s is not None and lasted_s >= least_s
 
 

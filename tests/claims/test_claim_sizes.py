@@ -59,7 +59,6 @@ def test_claims_are_few(world_size):
         (lambda: Factoring(1.1), "share"),
         (lambda: Factoring(smallest=0), "smallest"),
         (lambda: Factoring(smallest=1.5), "smallest"),
-        (lambda: Factoring().next_claim(-1, np.ones(2), 0), "remaining"),
         (lambda: Factoring().next_claim(5, np.zeros(2), 0), "speeds"),
         (lambda: Factoring().next_claim(5, np.array([1.0, -1.0]), 0), "speeds"),
         (lambda: Factoring().next_claim(5, np.array([1.0, np.nan]), 0), "speeds"),

@@ -22,7 +22,7 @@ def carried_out(claims, order):
     coming = list(range(len(first)))
     while coming:
         rank = coming[next(order) % len(coming)]
-        claimed, claims = claims.claim(rank)
+        claimed = claims.claim(rank)
         if not claimed:
             coming.remove(rank)
         for claim in claimed:
@@ -35,7 +35,7 @@ def test_each_sample_is_computed_once(plan, scheme, tile, data):
     """Whoever comes first, however often."""
     numbers = iter(lambda: data.draw(st.integers(0, 10)), None)
 
-    done = carried_out(StepClaims.begin(scheme, np.array(plan), tile=tile), numbers)
+    done = carried_out(StepClaims(scheme, np.array(plan), tile=tile), numbers)
 
     samples = [sample for part in done.values() for sample in part]
     assert sorted(samples) == [(rank, i) for rank, size in enumerate(plan) for i in range(size)]
@@ -44,11 +44,11 @@ def test_each_sample_is_computed_once(plan, scheme, tile, data):
 @given(PLANS, SCHEMES, st.integers(1, 8))
 def test_claims_are_whole_tiles(plan, scheme, tile):
     """But for the last of a part: forwards of one shape stay so."""
-    claims = StepClaims.begin(scheme, np.array(plan), tile=tile)
+    claims = StepClaims(scheme, np.array(plan), tile=tile)
     ends = set(plan)
 
     for rank in list(range(len(plan))) * 3:
-        claimed, claims = claims.claim(rank)
+        claimed = claims.claim(rank)
         for claim in claimed:
             assert claim.start % tile == 0
             assert claim.stop % tile == 0 or claim.stop in ends
@@ -56,32 +56,28 @@ def test_claims_are_whole_tiles(plan, scheme, tile):
 
 def test_a_rank_takes_its_own_from_the_front_and_others_from_the_end():
     """What was fetched for it, and then what its owner would have come to last."""
-    claims = StepClaims.begin(
-        Hybrid(first=0.5, factoring=Factoring(share=1.0)), np.array([8, 8, 8])
-    )
+    claims = StepClaims(Hybrid(first=0.5, factoring=Factoring(share=1.0)), np.array([8, 8, 8]))
 
-    first, claims = claims.claim(0)
-    again, claims = claims.claim(0)
+    first = claims.claim(0)
+    again = claims.claim(0)
     assert (first, again) == ((Claim(0, 4, 8),), (Claim(1, 6, 8),))
-    third, claims = claims.claim(0)
+    third = claims.claim(0)
     assert third == (Claim(2, 6, 8),)
 
-    own, claims = claims.claim_own(1)
+    own = claims.claim_own(1)
     assert own == (Claim(1, 4, 6),)
-    assert claims.claim_own(1)[0] == ()
-    assert claims.claim(2)[0] == (Claim(2, 4, 5),)
+    assert claims.claim_own(1) == ()
+    assert claims.claim(2) == (Claim(2, 4, 5),)
 
 
 def test_claims_go_by_the_speeds_of_this_step():
     """Who has told none is taken for as fast as planned, beside those who have."""
-    begun = StepClaims.begin(
-        Hybrid(first=0.5, factoring=Factoring(share=1.0)), np.array([40, 40, 80])
-    )
 
     def size(*told):
-        claims = begun
+        scheme = Hybrid(first=0.5, factoring=Factoring(share=1.0))
+        claims = StepClaims(scheme, np.array([40, 40, 80]))
         for rank, speed in told:
-            (claim, *_), claims = claims.claim(rank, speed)
+            claim, *_ = claims.claim(rank, speed)
         return claim.num_samples
 
     assert size((0, 7.0)) == 20  # 80 are left, a quarter of them
@@ -93,28 +89,28 @@ def test_claims_go_by_the_speeds_of_this_step():
 @given(PLANS, SCHEMES, st.integers(1, 8))
 def test_a_loop_that_asks_for_all_of_its_own_gets_the_plan(plan, scheme, tile):
     """And leaves nothing for anybody."""
-    claims = StepClaims.begin(scheme, np.array(plan), tile=tile)
+    claims = StepClaims(scheme, np.array(plan), tile=tile)
     sizes = claims.first.copy()
     for rank in range(len(plan)):
-        claimed, claims = claims.claim_own(rank)
+        claimed = claims.claim_own(rank)
         sizes[rank] += sum(claim.num_samples for claim in claimed)
 
     assert sizes.tolist() == plan
-    assert all(claims.claim(rank)[0] == () for rank in range(len(plan)))
+    assert all(claims.claim(rank) == () for rank in range(len(plan)))
 
 
 @given(PLANS, SCHEMES, st.integers(1, 8), st.data())
 def test_nothing_is_left_to_a_rank_that_has_asked_for_all_of_its_own(plan, scheme, tile, data):
     """Though it may be the fastest, to which the others leave what is left."""
-    claims = StepClaims.begin(scheme, np.array(plan), tile=tile)
+    claims = StepClaims(scheme, np.array(plan), tile=tile)
     count = int(claims.first.sum())
     coming = [rank for rank, size in enumerate(plan) if size]
     while coming:
         rank = data.draw(st.sampled_from(coming))
         if data.draw(st.booleans()):
-            claimed, claims = claims.claim(rank, data.draw(st.none() | st.floats(0.01, 100)))
+            claimed = claims.claim(rank, data.draw(st.none() | st.floats(0.01, 100)))
         else:
-            claimed, claims = claims.claim_own(rank)
+            claimed = claims.claim_own(rank)
             coming.remove(rank)
         if not claimed and rank in coming:
             coming.remove(rank)
@@ -125,5 +121,5 @@ def test_nothing_is_left_to_a_rank_that_has_asked_for_all_of_its_own(plan, schem
 
 def test_a_tile_of_nothing_is_named():
     """The message gives class and argument, rule, value and remedy."""
-    with pytest.raises(ValueError, match=r"StepClaims.begin\(tile=...\)` must be at least 1"):
-        StepClaims.begin(Hybrid(), np.array([4]), tile=0)
+    with pytest.raises(ValueError, match=r"StepClaims\(tile=...\)` must be at least 1"):
+        StepClaims(Hybrid(), np.array([4]), tile=0)

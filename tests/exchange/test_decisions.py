@@ -464,7 +464,7 @@ def test_units_that_cannot_be_summed_end_the_run(star):
     for rank in (0, 1):
         with pytest.raises(
             WorkerLostError,
-            match=r"Rank 1 on b was lost: it sent .*Expected `float`, got `str`.*UnitsReport.*many",
+            match=r"Rank 1 on b was lost: it sent .*Expected `float`, got `str`.*Units.*many",
         ):
             both[rank].units.wait(sums[rank])
 

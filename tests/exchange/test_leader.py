@@ -51,10 +51,10 @@ class Watched:
             finding = self.watch.look(self.now_s)
             for rank, place in places.items():
                 self.watch.found(int(rank[1:]), place)
-            if finding is not None and finding.warning:
-                self.warnings.append(finding.warning)
-            if finding is not None and finding.hung:
-                return (finding.rank, finding.hung), look
+            late, _, warning, hung = finding or (None, (), "", "")
+            self.warnings += [warning] if warning else []
+            if hung:
+                return (late, hung), look
         return None, num_looks
 
 

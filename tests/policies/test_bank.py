@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from evenstep import AffineTime, Cluster
 from evenstep.policies import Auto
 from evenstep.policies._auto import no_proof, proved, resize_cost_s, why_equal
-from evenstep.policies._bank import Bank, Expert, level_splits
+from evenstep.policies._bank import Bank, level_splits
 from evenstep.prediction import Ema, Seasonal
 
 from .simulated import jitter, measured
@@ -99,7 +99,7 @@ def test_who_foresees_best_is_followed_and_another_takes_over():
     swapped = costs.copy()
     swapped[60:] = costs[60:] * np.where(np.arange(60) % 2, 1.0, 3.0)[:, np.newaxis] ** [1, 0, 0]
     filtered[60:] = np.roll(swapped[60:], -1, axis=0)  # it alone knows what comes
-    bank = Bank(experts=(Expert(Ema(1.0), 0.2), Expert(Ema(0.1), 0.02)))
+    bank = Bank(experts=((Ema(1.0), 0.2), (Ema(0.1), 0.02)))
 
     weights, _, _ = played(bank, swapped, filtered, Cluster(3, 96))
 
@@ -178,12 +178,12 @@ def test_the_forecast_is_the_one_under_which_the_mixture_is_level():
     [
         ({"rate": 0.0}, r"Bank\(rate"),
         ({"equal": 0.0}, r"Bank\(equal"),
-        ({"experts": (Expert(Ema(1.0), 0.0),)}, r"Bank\(experts"),
+        ({"experts": ((Ema(1.0), 0.0),)}, r"Bank\(experts"),
         ({"share": 0.0}, r"Bank\(share"),
         ({"share": 1.0}, r"Bank\(share"),
         ({"rate": math.inf}, r"Bank\(rate=...\)` must be finite"),
         ({"equal": math.inf}, r"Bank\(equal=...\)` must be finite"),
-        ({"experts": (Expert(Ema(1.0), math.inf),)}, r"Bank\(experts=...\)` must be finite"),
+        ({"experts": ((Ema(1.0), math.inf),)}, r"Bank\(experts=...\)` must be finite"),
     ],
 )
 def test_settings_out_of_range_are_refused(settings, message):
@@ -196,14 +196,14 @@ def test_a_period_is_the_clock_only_where_it_is_the_best_forecast():
     """In noise a period is found by chance now and then, and nobody should go by it."""
     wave = np.where(np.arange(120) // 10 % 2, 0.01, 0.02)
     costs, cluster = np.column_stack([wave, np.full(120, 0.02)]), Cluster(2, 64)
-    bank = Bank(experts=(Expert(Ema(1.0), 0.2), Expert(Seasonal(), 0.5)))
+    bank = Bank(experts=((Ema(1.0), 0.2), (Seasonal(), 0.5)))
     state = bank.init(cluster)
     assert not bank.goes_by_the_clock(state)
     for cost in costs:
         times = AffineTime(np.zeros(2), cost)
         state = bank.update(state, cluster, times, cost, usual=cost)
 
-    assert bank.experts[1].predictor.periods(state["experts"][1]).any()
+    assert bank.experts[1][0].periods(state["experts"][1]).any()
     for best in range(4):  # the filter, the last value, the period, the equal split
         weights = np.tile(np.where(np.arange(4) == best, 0.4, 0.2), (2, 1))
         assert bank.goes_by_the_clock({**state, "weights": weights}) == (best == 2)

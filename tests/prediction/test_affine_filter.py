@@ -218,6 +218,7 @@ def test_large_noise_is_known_after_twenty_steps(noise_share):
 
 ALL, NONE = np.ones(2, bool), np.zeros(2, bool)
 LONG = np.ones(2)  # seconds: past any pause
+HOLD, ACCEPT, MEMORY = range(3)
 
 
 def after(*jumps, memory=None, seconds=1.0):
@@ -225,23 +226,23 @@ def after(*jumps, memory=None, seconds=1.0):
     memory = no_jumps_yet(2) if memory is None else memory
     for jump in jumps:
         verdict = judge(np.array([jump, 0]), seconds * LONG, ran=ALL, young=NONE, memory=memory)
-        memory = verdict.memory
+        memory = verdict[MEMORY]
     return verdict
 
 
 def test_the_first_jump_is_held_back_and_the_second_followed():
     """In the same direction; the other worker is not concerned."""
-    assert after(1).hold.tolist() == [True, False]
-    assert after(1, 1).accept.tolist() == [True, False]
-    assert after(1, -1).hold.tolist() == [True, False]
-    assert after(1, 0, 1).hold.tolist() == [True, False]
+    assert after(1)[HOLD].tolist() == [True, False]
+    assert after(1, 1)[ACCEPT].tolist() == [True, False]
+    assert after(1, -1)[HOLD].tolist() == [True, False]
+    assert after(1, 0, 1)[HOLD].tolist() == [True, False]
 
 
 def test_a_pause_over_several_short_steps_is_no_lasting_change():
     """Steps of 30 ms have to be off four times in a row, 0.1 s in all, before they are believed."""
-    assert after(1, 1, 1, seconds=0.03).hold.tolist() == [True, False]
-    assert after(1, 1, 1, 1, seconds=0.03).accept.tolist() == [True, False]
-    assert after(1, 1, 0, 1, 1, seconds=0.03).hold.tolist() == [True, False]
+    assert after(1, 1, 1, seconds=0.03)[HOLD].tolist() == [True, False]
+    assert after(1, 1, 1, 1, seconds=0.03)[ACCEPT].tolist() == [True, False]
+    assert after(1, 1, 0, 1, 1, seconds=0.03)[HOLD].tolist() == [True, False]
 
 
 def test_a_worker_with_little_behind_it_is_followed():
@@ -250,32 +251,32 @@ def test_a_worker_with_little_behind_it_is_followed():
         np.array([1, 1]), LONG, ran=ALL, young=np.array([True, False]), memory=no_jumps_yet(2)
     )
 
-    assert verdict.accept.tolist() == [True, False]
-    assert verdict.hold.tolist() == [False, True]
+    assert verdict[ACCEPT].tolist() == [True, False]
+    assert verdict[HOLD].tolist() == [False, True]
 
 
 def test_jumps_that_lasted_earn_trust_and_those_that_passed_lose_it():
     """After a lasting one the next is believed at once; after a few that passed, no more."""
     trusting = after(1, 1, 0, 0)
-    believed = after(-1, memory=trusting.memory)
-    disappointed = after(*[1, -1, 0] * 5, memory=trusting.memory)
+    believed = after(-1, memory=trusting[MEMORY])
+    disappointed = after(*[1, -1, 0] * 5, memory=trusting[MEMORY])
 
-    assert believed.accept.tolist() == [True, False]
-    assert after(1, memory=disappointed.memory).hold.tolist() == [True, False]
+    assert believed[ACCEPT].tolist() == [True, False]
+    assert after(1, memory=disappointed[MEMORY])[HOLD].tolist() == [True, False]
 
 
 def test_a_believed_jump_that_is_undone_is_undone_at_once():
     """The way back is followed too, whatever the trust."""
-    believed = after(1, memory=after(1, 1, 0, 0).memory)
+    believed = after(1, memory=after(1, 1, 0, 0)[MEMORY])
 
-    assert after(-1, memory=believed.memory).accept.tolist() == [True, False]
+    assert after(-1, memory=believed[MEMORY])[ACCEPT].tolist() == [True, False]
 
 
 def test_a_worker_that_did_not_run_keeps_its_open_jump():
     """It is judged by its own next step."""
     held = after(1)
     idle = judge(
-        np.array([0, 0]), LONG, ran=np.array([False, True]), young=NONE, memory=held.memory
+        np.array([0, 0]), LONG, ran=np.array([False, True]), young=NONE, memory=held[MEMORY]
     )
 
-    assert after(1, memory=idle.memory).accept.tolist() == [True, False]
+    assert after(1, memory=idle[MEMORY])[ACCEPT].tolist() == [True, False]

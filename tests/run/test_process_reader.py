@@ -12,7 +12,6 @@ from evenstep._run import ProcessReader
 from evenstep._run._machine_reader import (
     PsutilReader,
     machine_reader_of,
-    own_reader,
     read_by,
 )
 from evenstep.policies import Auto, LbBsp2018
@@ -207,7 +206,7 @@ def test_numbers_of_numpy_are_read_as_pythons_own():
 
 def test_without_the_files_of_linux_psutil_reads_the_host(tmp_path):
     """As on macOS and Windows."""
-    assert isinstance(own_reader(tmp_path), PsutilReader)
+    assert isinstance(machine_reader_of(LbBsp2018(), root=tmp_path), PsutilReader)
 
 
 def test_a_reader_that_is_given_is_taken():

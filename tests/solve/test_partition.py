@@ -351,7 +351,7 @@ def test_all_processes_find_the_same(padded):
         (([-1, 2], 2), ValueError, "integers of at least 0"),
         (([], 2), ValueError, "have a sample"),
         (([[1, 2]], WorkerCosts([[1]], [0])), ValueError, "have 1 columns"),
-        (([1, 2], 0), ValueError, "at least 1, or `WorkerCosts`"),
+        (([1, 2], 0), ValueError, "at least 1, got 0"),
         (([1 << 49, 1 << 49, 1 << 49], 2), OverflowError, "coarser unit"),
     ],
 )

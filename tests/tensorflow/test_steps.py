@@ -395,7 +395,7 @@ def test_a_known_loss_explains_a_collective_wherever_it_was(pair):
     broken = tf.errors.UnavailableError(None, None, "a port")
 
     assert link.explain(broken).rank == 1
-    assert not first.lost_ranks.watch.in_collective
+    assert not first.lost_ranks.in_collective
     assert link.explain(tf.errors.InvalidArgumentError(None, None, "shapes")) is None
 
 
@@ -460,10 +460,8 @@ def test_who_was_told_of_a_loss_may_take_its_time(pair):
     """It may be saving what there is, in TensorFlow's own code."""
     (first, _), (steps, _), _, _ = pair
     ended = []
-    first.lost_ranks.watch = type(first.lost_ranks.watch)(
-        grace_s=-1.0, abort=ended.append, is_stuck=lambda thread_id: True
-    )
-    first.lost_ranks.leave_collective = first.lost_ranks.watch.leave_collective
+    lost = first.lost_ranks
+    lost._grace_s, lost._abort, lost._is_stuck = -1.0, ended.append, lambda thread_id: True
     train(steps)
     first.lost(1, "it is gone")
     first.tick()

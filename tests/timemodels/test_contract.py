@@ -28,9 +28,8 @@ def affine(random, world_size):
 
 def piecewise(random, world_size):
     saturation = random.integers(0, REACH + 10, world_size)
-    tile = random.choice([1, random.integers(1, REACH + 10)], world_size)
     saturation = np.where(random.random(world_size) < 0.3, 0, saturation)
-    return PiecewiseTime(costs(random, world_size), saturation, costs(random, world_size), tile)
+    return PiecewiseTime(costs(random, world_size), saturation, costs(random, world_size))
 
 
 def cubic(random, world_size):

@@ -8,7 +8,7 @@ from scipy.optimize import lsq_linear, nnls
 
 from evenstep import AffineTime, Cluster, allocate
 from evenstep.timemodels import CubicTime, PiecewiseTime, Profile, bisect_batch
-from evenstep.timemodels._curves import LEAST_RISE, Points, lines_through, nonnegative
+from evenstep.timemodels._curves import LEAST_RISE, lines_through, medians, nonnegative
 from tests.timemodels.measured import DENSE, DOUBLING, curve, fit, of_one, profile
 
 from ..tables import TableTime
@@ -330,52 +330,12 @@ def test_a_device_is_filled_before_others_are_given_more():
     assert allocate(times, Cluster(2, 60)).tolist() == [40, 20]
 
 
-def staircase(**changed):
-    stairs = {"flat_s": [1.0, 0.0], "saturation": [0, 0], "slope_s": [2.0, 1.0], "tile": [4, 3]}
-    return piecewise(**(stairs | changed))
-
-
-def test_a_tile_is_paid_whole():
-    """The first sample of one costs what all of it do."""
-    times = staircase()
-
-    assert [times.seconds(np.array([b, b])).tolist() for b in (0, 1, 4, 5)] == [
-        [0, 0],
-        [3, 1],
-        [3, 2],
-        [5, 2],
-    ]
-
-
-def test_tiles_begin_past_saturation():
-    """Three samples for nothing, and then a tile of four."""
-    times = staircase(saturation=[3, 0])
-
-    assert [times.seconds(np.array([b, 0]))[0] for b in (1, 3, 4, 7, 8)] == [1, 1, 3, 3, 5]
-    assert times.largest_batch(4.9, np.array([100, 0])).tolist() == [7, 0]
-
-
-def test_a_budget_holds_whole_tiles_up_to_the_cap():
-    """The cap may cut the last one short."""
-    assert staircase().largest_batch(5.0, np.array([100, 10])).tolist() == [8, 10]
-
-
-@pytest.mark.parametrize("tile", [None, np.ones(2, np.int64)])
-def test_without_saturation_and_tiles_it_is_a_straight_line(tile):
+def test_without_saturation_it_is_a_straight_line():
     """Bit for bit."""
     intercept_s, slope_s, sizes = np.array([0.3, 0.7]), np.array([0.1, 1e-9]), np.array([7, 12345])
-    times = PiecewiseTime(intercept_s, np.zeros(2, np.int64), slope_s, tile)
+    times = PiecewiseTime(intercept_s, np.zeros(2, np.int64), slope_s)
 
     assert times.seconds(sizes).tolist() == AffineTime(intercept_s, slope_s).seconds(sizes).tolist()
-
-
-def test_no_tile_is_begun_for_one_sample_where_another_worker_has_room():
-    """An even split of 72 would be 3 tiles of 16 each; 32 and 40 take 2 and 3."""
-    times = staircase(flat_s=[0.0, 0.0], slope_s=[1.5, 1.0], tile=[16, 16])
-    split = allocate(times, Cluster(2, 72))
-
-    assert times.seconds(split).max() == 3
-    assert split[0] <= 32
 
 
 @pytest.mark.parametrize(
@@ -388,9 +348,6 @@ def test_no_tile_is_begun_for_one_sample_where_another_worker_has_room():
         ("saturation", [4], r"have the shape \(2,\) of `flat_s`, got \(1,\)\. "),
         ("slope_s", [0.5, np.inf], r"be finite .*, got inf on rank 1\. "),
         ("slope_s", [0.5, 1.0, 1.0], r"have the shape \(2,\) of `flat_s`, got \(3,\)\. "),
-        ("tile", [4, 0], r"be in \[1, \d+\] on every rank, got 0 on rank 1\. "),
-        ("tile", [4.0, 3.0], r"be integers, got float64\. "),
-        ("tile", [4, 3, 2], r"have the shape \(2,\) of `flat_s`, got \(3,\)\. "),
     ],
 )
 def test_what_is_no_piecewise_curve_is_named(name, bad, message):
@@ -483,11 +440,8 @@ def test_no_line_errs_less_within_its_bounds():
     for seed in range(200):
         random = np.random.default_rng(seed)
         x, y = random.integers(0, 9, (5, 6)) + np.eye(5, 6), random.uniform(0.1, 3, 6)
-        lines = lines_through(x, y)
         typical = (1 / y).sum() / (y**-2.0).sum()
-        for row, intercept, slope, loss in zip(
-            x, lines.intercept, lines.slope, lines.loss, strict=True
-        ):
+        for row, intercept, slope, loss in zip(x, *lines_through(x, y), strict=True):
             least = LEAST_RISE * typical / row.max()
             scaled = np.stack([1 / y, row / y], axis=1)
             best = lsq_linear(scaled, np.ones(6), bounds=([0, least], np.inf), tol=1e-14).x
@@ -500,7 +454,7 @@ def test_no_line_errs_less_within_its_bounds():
 
 def test_a_size_is_one_point_however_often_it_was_measured():
     """The median of its times, in whatever number."""
-    points = Points.of(np.array([2, 2, 2, 4, 4, 8]), np.array([9.0, 1.0, 2.0, 3.0, 5.0, 7.0]))
+    points = medians(Profile([2, 2, 2, 4, 4, 8], [9.0, 1.0, 2.0, 3.0, 5.0, 7.0]))
 
     assert points.sizes.tolist() == [2, 4, 8]
     assert points.seconds.tolist() == [2, 4, 7]

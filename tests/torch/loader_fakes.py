@@ -148,7 +148,7 @@ class OpenPlans(RandomPlans):
 
     def draw(self, step: int) -> Plan:
         plan = super().draw(step)
-        first = StepClaims.begin(self.scheme, np.array(plan.batch_size)).first
+        first = StepClaims(self.scheme, np.array(plan.batch_size)).first
         return replace(plan, first=tuple(first.tolist()))
 
     def seen_by(self, rank: int) -> OpenPlansOfRank:
@@ -158,10 +158,9 @@ class OpenPlans(RandomPlans):
         self.announce(step + 1)
         if step not in self.steps:
             sizes = np.array(self.plans[step].batch_size)
-            self.steps[step] = StepClaims.begin(self.scheme, sizes)
+            self.steps[step] = StepClaims(self.scheme, sizes)
         claims = self.steps[step]
-        granted, self.steps[step] = claims.claim_own(rank) if own else claims.claim(rank, speed)
-        return granted
+        return claims.claim_own(rank) if own else claims.claim(rank, speed)
 
 
 class OpenPlansOfRank:

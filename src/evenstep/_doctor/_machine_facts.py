@@ -242,14 +242,14 @@ def read_cpu(num_threads: int, groups: Cgroups, root: Path = Path("/")) -> CpuFa
     number = os.cpu_count() or 1
     has = hasattr(os, "sched_getaffinity")
     affinity = sorted(os.sched_getaffinity(0)) if has else list(range(number))
-    quota = groups.quota()
+    quota_cores, quota_file = groups.quota() or (None, None)
     folder = root / f"sys/devices/system/cpu/cpu{affinity[0]}/cpufreq"
     return CpuFacts(
         num_cores=number,
         affinity=tuple(affinity),
         num_threads=num_threads,
-        quota_cores=None if quota is None else quota.cores,
-        quota_file="" if quota is None else f"/{quota.file.relative_to(root)}",
+        quota_cores=quota_cores,
+        quota_file="" if quota_file is None else f"/{quota_file.relative_to(root)}",
         governor=_text(folder / "scaling_governor"),
         governor_driver=_text(folder / "scaling_driver"),
         pressure=_pressure(root / "proc/pressure/cpu"),

@@ -111,15 +111,6 @@ class Answers:
             for old in [key for key in self.plans if key < index][: -MOST_KEPT - self._lag]:
                 del self.plans[old]
 
-    def wait_for(self, index: int) -> None:
-        """Wait for the answer to step ``index``.
-
-        Raises:
-            WorkerLostError: a worker was lost before that.
-            RanksDivergedError, ValueError: gradients were wrong, on all ranks.
-        """
-        self._router.need(lambda: self.newest >= index)
-
     def received(self, peer: int, message: Message) -> None:
         """Take in a plan, an answer, or which steps are done; or, on rank 0, who asks for that."""
         match message:

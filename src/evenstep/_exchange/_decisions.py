@@ -371,7 +371,11 @@ class Decisions:
         with self._lock:
             events += self._catch_up(step, self._next_step(step))
         try:
-            for event in self._account(reports, ran, events):
+            with self._lock:
+                assert self.planner is not None
+                measured = self.planner.account(reports, ran)
+                warned = self._look_for_burden(step)
+            for event in (*((measured,) if measured else ()), *events, *warned):
                 self._emit(event)
         except Exception as error:
             with self._lock:
@@ -380,15 +384,6 @@ class Decisions:
             with suppress(Exception):  # it may be what failed: the log has it
                 for event in stopped:
                     self._emit(event)
-
-    def _account(
-        self, reports: list[Report], ran: Plan, events: tuple[Event, ...]
-    ) -> tuple[Event, ...]:
-        with self._lock:
-            assert self.planner is not None
-            measured = self.planner.account(reports, ran)
-            warned = self._look_for_burden(reports[0].step)
-        return (measured, *events, *warned) if measured else (*events, *warned)
 
     def _look_for_burden(self, step: int) -> tuple[WorkerUnhelpful, ...]:
         """Return the worker that costs more than it brings, once, if two looks in a row say so."""

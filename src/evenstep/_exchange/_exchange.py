@@ -27,6 +27,7 @@ from ._message_kinds import (
     ClaimReply,
     ClaimRequest,
     DoneRequest,
+    Goodbye,
     HoldNothing,
     Message,
     PlanRequest,
@@ -90,26 +91,18 @@ class Claims:
         """Take in a claim, or what was granted."""
         match message:
             case ClaimRequest(number, step, speed, own):
-                granted = self._grant(peer, step, speed, own=own)
+                with self._lock:
+                    if step not in self._steps:
+                        self._steps[step] = self._open(step)
+                    left = self._steps[step]
+                    granted = left.claim_own(peer) if own else left.claim(peer, speed)
                 self._router.to(peer, ClaimReply(number, granted))
-                if own or not granted:
-                    self._is_done(peer, step)  # nothing is owed to it any more
+                if step == self.newest and (own or not granted):  # it will not ask again
+                    with self._router.changed:
+                        self.claiming -= {peer}
+                        self._router.changed.notify_all()
             case ClaimReply(number, claims):
                 self._router.put(("claims", number), claims)
-
-    def _grant(self, rank: int, step: int, speed: float | None, *, own: bool) -> tuple[Claim, ...]:
-        with self._lock:
-            claims = self._steps.get(step) or self._open(step)
-            answer = claims.claim_own(rank) if own else claims.claim(rank, speed)
-            granted, self._steps[step] = answer
-            return granted
-
-    def _is_done(self, rank: int, step: int) -> None:
-        """Take note that a rank will not ask again in this step."""
-        with self._router.changed:
-            if step == self.newest:
-                self.claiming -= {rank}
-                self._router.changed.notify_all()
 
     def _open(self, step: int) -> StepClaims:
         plan = self._plan_of(step)
@@ -121,7 +114,7 @@ class Claims:
         with self._router.changed:
             if step > self.newest:
                 self.newest, self.claiming = step, frozenset(np.flatnonzero(sizes).tolist())
-        return StepClaims.begin(self.scheme, sizes, tile=plan.tile)
+        return StepClaims(self.scheme, sizes, tile=plan.tile)
 
 
 _LOGGER = logging.getLogger("evenstep")
@@ -379,7 +372,7 @@ class Exchange:
         """
         lost_ranks = self.lost_ranks
         if trains:
-            lost_ranks.watch.collective_s = None
+            lost_ranks.collective_s = None
             lost_ranks.thread_id = self._framework.training_thread()
         if self._first_step is None:  # of this process: a resumed run counts on
             self._first_step = step
@@ -393,7 +386,7 @@ class Exchange:
             self._router.to_leader(PlanRequest(index))
         self._awaited[trains] = index
         if answers.newest < index:
-            answers.wait_for(index)
+            self._router.need(lambda: answers.newest >= index)
         self.stopping = answers.stops_after is not None and answers.stops_after <= index
         if len(answers.plans) > 3 * MOST_KEPT:
             answers.forget_before(index)
@@ -444,9 +437,11 @@ class Exchange:
         if self._channel is not None:
             self.report_all()
             self._router.wait(self._are_through, limit_s=_LAST_CLAIMS_S)
-            if self._router.rank == 0 and not self.lost_ranks.has_failed:
+            failed = self.lost_ranks.failed
+            if self._router.rank == 0 and failed is None:
                 self.wait_for_reports(self.last_used, limit_s=_LAST_REPORTS_S)
-            self._router.to_everyone(self.lost_ranks.goodbye(self.num_loops))
+            said = Goodbye(self.last_step, self.last_used, self.num_loops, failed)
+            self._router.to_everyone(said)
             self._router.close()
             self._channel = None
         self.decisions.end()
@@ -458,7 +453,8 @@ class Exchange:
 
     def lost(self, peer: int, problem: str) -> None:
         """Take notice of a broken or silent connection."""
-        self.lost_ranks.disconnected(peer, problem)
+        if peer not in self.lost_ranks.left:
+            self.lost_ranks.lose(peer, problem + self.lost_ranks.explain())
 
     def tick(self) -> None:
         """Look who keeps the others waiting; act on a loss."""

@@ -323,9 +323,25 @@ class NotFinite:
 
     def received(self, peer: int, message: Message) -> None:
         """On rank 0: take in that a rank's loss was not finite."""
-        match message:
-            case NotFiniteReport(step, is_half):
-                self._take(peer, step, is_half=is_half)
+        assert isinstance(message, NotFiniteReport)
+        step = message.step
+        with self._lock:
+            if self._is_said:
+                return
+            self._ranks.setdefault(step, set()).add(peer)
+            if message.is_half:
+                self._half.add(step)
+            newest = step
+            while newest + 1 in self._ranks:
+                newest += 1
+            first = self._first(newest)
+            for old in [old for old in self._ranks if old < first - _HALF]:
+                del self._ranks[old]
+                self._half.discard(old)
+            most = _HALF if self._half.intersection(range(first, newest + 1)) else _PLAIN
+            event = self._say(first) if newest - first + 1 >= most else None
+        if event is not None:
+            self._emit(event)
 
     def end(self, last_step: int) -> None:
         """On rank 0: say it of a run that ends so, however short.
@@ -340,35 +356,12 @@ class NotFinite:
         if event is not None:
             self._emit(event)
 
-    def _take(self, rank: int, step: int, *, is_half: bool) -> None:
-        with self._lock:
-            if self._is_said:
-                return
-            self._ranks.setdefault(step, set()).add(rank)
-            if is_half:
-                self._half.add(step)
-            newest = step
-            while newest + 1 in self._ranks:
-                newest += 1
-            first = self._first(newest)
-            self._forget(first - _HALF)
-            most = _HALF if self._half.intersection(range(first, newest + 1)) else _PLAIN
-            event = self._say(first) if newest - first + 1 >= most else None
-        if event is not None:
-            self._emit(event)
-
     def _first(self, newest: int) -> int:
         """Return the step in which the ones in a row up to ``newest`` began."""
         first = newest
         while first - 1 in self._ranks:
             first -= 1
         return first
-
-    def _forget(self, step: int) -> None:
-        """Forget what is from before ``step``."""
-        for old in [old for old in self._ranks if old < step]:
-            del self._ranks[old]
-            self._half.discard(old)
 
     def _say(self, first: int) -> LossNotFinite | None:
         """Return the event; None if it was said."""

@@ -43,7 +43,6 @@ def lost_worker(rank: int, host: str, problem: str, *, done: int, restart: str) 
     )
 
 
-@final
 class FailureWatch:
     """The loss that this process knows of, and the thread that it may keep in a collective.
 
@@ -142,25 +141,21 @@ class FailureWatch:
         elif (since_s := self.collective_s) is not None:  # the thread may leave meanwhile
             late = min(self._passed_s(), self._clock() - since_s) > self._grace_s
             if late and self._is_stuck(thread_id):
-                self.end(str(self.error))
+                self._abort(str(self.error))
 
     def _end_hanging(self, thread_id: int) -> None:
         if not self.was_interrupted and self._passed_s() > self._grace_s:
             self.was_interrupted = True
             self._interrupt(thread_id)
         elif self._passed_s() > _AFTER_INTERRUPT * self._grace_s:
-            self.end(str(self.error))
+            self._abort(str(self.error))
 
     def _passed_s(self) -> float:
         return self._clock() - self._known_s
 
-    def end(self, problem: str) -> None:
-        """End the process, which says so."""
-        self._abort(problem)
-
 
 @final
-class LostRanks:
+class LostRanks(FailureWatch):
     """What this rank knows of others that are gone, and how its training thread is notified.
 
     Only rank 0 is notified of all that end their run; the others, of the end of rank 0.
@@ -183,8 +178,7 @@ class LostRanks:
         thread_id: the training thread's.
         left: who has ended its run, as far as this rank knows.
         wrong: the error of gradients that were wrong.
-        watch: the loss that is known here, and since when the training thread is in a collective.
-        leave_collective: notes that it is back.
+        failed: who is to blame that an error ended this rank's run, and why; None if none did.
     """
 
     kinds = (RankLost, GradientsWrong, CollectiveBroke, Goodbye)
@@ -201,56 +195,41 @@ class LostRanks:
         abort: Callable[[str], None] | None,
         release: Callable[[], None] | None,
     ) -> None:
+        super().__init__(
+            grace_s=grace_s,
+            abort=abort,
+            is_stuck=framework.is_stuck,
+            release=release,
+            interrupt=self._interrupt_outside,
+        )
         router.owner = self
         self._router = router
         self._hosts = hosts
         self._framework = framework
         self._steps = steps
         self._emit = emit
-        self.watch = FailureWatch(
-            grace_s=grace_s,
-            abort=abort,
-            is_stuck=framework.is_stuck,
-            release=release,
-            interrupt=self._interrupt,
-        )
         self._left: dict[int, Goodbye] = {}
         self.left: Set[int] = self._left.keys()
         self._collective_broke = False
-        self._failed: tuple[int, str] | None = None  # who was lost by this process' own end
+        self.failed: tuple[int, str] | None = None
         self.on_loss: Callable[[Exception], object] = lambda error: None
         self.explain: Callable[[], str] = lambda: ""
         self.thread_id = framework.training_thread()
         self.wrong: RuntimeError | ValueError | None = None
-        self.leave_collective = self.watch.leave_collective
 
     @property
     def is_broken(self) -> bool:
         """Whether a worker was lost, or ranks went different ways."""
-        return self.watch.error is not None
+        return self.error is not None
 
     @property
     def interrupted_by(self) -> Exception | None:
         """The error for which the training thread was interrupted: it counted as hanging."""
-        return self.watch.error if self.watch.was_interrupted else None
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether an error ended this rank's run."""
-        return self._failed is not None
+        return self.error if self.was_interrupted else None
 
     def failure_of(self, rank: int) -> tuple[int, str] | None:
         """Return who is to blame that a rank has ended its run, and why; None if it just ended."""
         return self._left[rank].failed
-
-    def check(self) -> None:
-        """Raise if a worker was lost.
-
-        Raises:
-            WorkerLostError: a worker was lost.
-            RanksDivergedError, ValueError: gradients were wrong, on all ranks.
-        """
-        self.watch.check()
 
     def check_left(self) -> None:
         """Take notice if a rank is needed that has ended its run."""
@@ -292,18 +271,13 @@ class LostRanks:
                 host = self._hosts[lost.rank]
                 self._emit(WorkerLost(lost.done, lost.rank, host, lost.problem))
         error = self._error(found)
-        self.watch.note(error, hangs=lost is not None and lost.rank == here)
+        self.note(error, hangs=lost is not None and lost.rank == here)
         self.wrong = error if lost is None else None
         try:
             self.on_loss(error)
         finally:
             self._router.notify()
             logging.getLogger("evenstep").critical("%s", error)
-
-    def disconnected(self, peer: int, problem: str) -> None:
-        """Take notice of a broken or silent connection."""
-        if peer not in self._left:
-            self.lose(peer, problem + self.explain())
 
     def received(self, peer: int, message: Message) -> None:
         """Take in a loss or a goodbye."""
@@ -329,19 +303,19 @@ class LostRanks:
             within_s: how long to wait for the news.
             in_collective: whether the error says that it comes from a collective.
         """
-        if not (in_collective or self.watch.in_collective):
+        if not (in_collective or self.in_collective):
             return self.wrong
         self._steps.report_all()
         self._router.to_leader(CollectiveBroke())  # rank 0 learns of all ends
         with self._router.changed:
             self._router.changed.wait_for(lambda: self.is_broken or self._left, timeout=within_s)
         self._break_collective()
-        return self.watch.error
+        return self.error
 
     def enter_collective(self) -> bool:
         """Note that the calling thread goes into a collective; return if it was in none."""
         self.thread_id = self._framework.training_thread()
-        return self.watch.enter_collective()
+        return super().enter_collective()
 
     def act(self, *, asked_to_end: bool) -> None:
         """End the process if a worker was lost and the training thread cannot come by to say so.
@@ -352,24 +326,19 @@ class LostRanks:
         if self.is_broken and asked_to_end:
             # No rank is left to agree with, and the one that said so waits, as torchrun does
             # before it starts the workers anew.
-            self.watch.end(f"{self.watch.error} This process was told to end as well.")
-        self.watch.end_if_stuck(self.thread_id)
+            self._abort(f"{self.error} This process was told to end as well.")
+        self.end_if_stuck(self.thread_id)
 
     def script_failed(self, error: BaseException) -> None:
         """Have the goodbye say so: others would take it for the end of training."""
         rank, step = self._router.rank, self._steps.last_used
         if isinstance(error, SystemExit) and not error.code:
-            self._failed = None
+            self.failed = None
         elif isinstance(error, WorkerLostError) and error.rank != rank:
-            self._failed = error.rank, f"rank {rank} lost it, and ended its run"
+            self.failed = error.rank, f"rank {rank} lost it, and ended its run"
         else:
             when = f"after step {step}" if step >= 0 else "before the end of a step"
-            self._failed = rank, f"it raised {in_words(error)} {when}"
-
-    def goodbye(self, num_loops: int) -> Goodbye:
-        """Return what this rank says when it ends its run, after so many loops."""
-        steps = self._steps
-        return Goodbye(steps.last_step, steps.last_used, num_loops, self._failed)
+            self.failed = rank, f"it raised {in_words(error)} {when}"
 
     def _break_collective(self) -> None:
         """Blame who has ended its run, or will: a collective broke on some rank, and needs all."""
@@ -384,7 +353,7 @@ class LostRanks:
         ended = f"it ended its run after step {goodbye.last_used}, {others}"
         self.lose(*(goodbye.failed or (rank, ended)))
 
-    def _interrupt(self, thread_id: int) -> None:
+    def _interrupt_outside(self, thread_id: int) -> None:
         """Interrupt the thread, unless it waits in a collective, which was broken off."""
         if not self._framework.place_of(thread_id).in_collective:
             interrupt_thread(thread_id)

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import numpy as np
 
 from .._types import IntArray
-from ._message_kinds import MailKey, Message, NumbersReply, NumbersReport, UnitsReply, UnitsReport
+from ._message_kinds import MailKey, Message, NumbersReply, NumbersReport, Units
 from ._router import Router
 
 _KEPT_ROUNDS = 8  # a loop may be left for another one, and gone on with
@@ -145,7 +145,7 @@ class UnitSums:
         came_to: called with each step whose units this rank has sent.
     """
 
-    kinds = (UnitsReport, UnitsReply)
+    kinds = (Units,)
 
     def __init__(self, router: Router, *, came_to: Callable[[int], None]) -> None:
         self._router = router
@@ -156,7 +156,7 @@ class UnitSums:
     def add(self, step: int, units: float) -> UnitSum:
         """Send this rank's units of ``step``; return where the sum will be found."""
         self._awaited[step] = awaited = UnitSum()
-        self._router.to_leader(UnitsReport(step, units))
+        self._router.to_leader(Units(step, units))
         self._came_to(step)
         return awaited
 
@@ -180,25 +180,17 @@ class UnitSums:
 
     def received(self, peer: int, message: Message) -> None:
         """Take in units, or a sum."""
-        match message:
-            case UnitsReport(step, units):
-                self._take(peer, step, units)
-            case UnitsReply(step, total):
-                self._publish(step, total)
-
-    def _take(self, rank: int, step: int, units: float) -> None:
-        """On rank 0: take in a rank's units; if they are the last, send the sum to all ranks."""
-        with self._router.changed:
-            arrived = self._arrived.setdefault(step, {})
-            arrived[rank] = units
-            if len(arrived) < self._router.world_size:
-                return
-            del self._arrived[step]
-        total = math.fsum(arrived.values())
-        self._router.to_workers(UnitsReply(step, total))
-        self._publish(step, total)
-
-    def _publish(self, step: int, total: float) -> None:
+        assert isinstance(message, Units)
+        step, total = message.step, message.units
+        if self._router.rank == 0:  # if they are the last, all ranks are sent the sum
+            with self._router.changed:
+                arrived = self._arrived.setdefault(step, {})
+                arrived[peer] = message.units
+                if len(arrived) < self._router.world_size:
+                    return
+                del self._arrived[step]
+            total = math.fsum(arrived.values())
+            self._router.to_workers(Units(step, total))
         awaited = self._awaited.pop(step, None)
         if awaited is not None:
             awaited.total = total

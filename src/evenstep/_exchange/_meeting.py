@@ -17,7 +17,6 @@ from typing import Any, NamedTuple, final
 
 from ._channel import (
     VERSION,
-    Frame,
     Peer,
     ProtocolError,
     Wire,
@@ -99,7 +98,10 @@ class PendingPeer:
             nonce = bytes(self._buffer[:_NONCE])
             self._wire = Wire(_key(self._token, self._challenge, nonce), is_caller=False)
         frame = self._wire.take(self._buffer, _NONCE, longest=_LONGEST)
-        return None if frame is None else _greeting(frame)
+        if frame is None:
+            return None
+        said = json.loads(frame[0])  # newer versions may say more
+        return Greeting(int(said["rank"]), said["process"], str(said["version"]))
 
     def welcome(self) -> tuple[socket.socket, Wire]:
         """Answer the greeting; return the connection and its wire, ready to use."""
@@ -143,12 +145,6 @@ def tune(connection: socket.socket) -> socket.socket:
 
 def _key(token: str, challenge: bytes, nonce: bytes) -> bytes:
     return hmac.digest(token.encode(), b"evenstep" + challenge + nonce, "sha256")
-
-
-def _greeting(frame: Frame) -> Greeting:
-    """Return what an authentic greeting says; newer versions may say more."""
-    said = json.loads(frame[0])
-    return Greeting(int(said["rank"]), said["process"], str(said["version"]))
 
 
 def _received(connection: socket.socket, most: int) -> bytes:
@@ -204,27 +200,21 @@ class Acceptor:
             if len(self._since_s) > self._most:
                 self._make_room("there are too many")
 
-    def read(self, pending: PendingPeer) -> Greeting | None:
-        """Return what a newcomer says; None if it has not said all, or was turned away."""
-        try:
-            return pending.read()
-        except Exception as error:  # strangers send anything
-            self.turn_away(pending, str(error))
-            return None
+    def let_in(self, pending: PendingPeer) -> tuple[Greeting, Peer] | None:
+        """Welcome a newcomer that has greeted, which is no longer read here; return it.
 
-    def let_in(self, pending: PendingPeer) -> tuple[socket.socket, Wire] | None:
-        """Welcome a newcomer that has greeted; return its connection, or None if that broke.
-
-        It is no longer read here.
+        None if it has not said all, or was turned away.
         """
         try:
+            if (greeting := pending.read()) is None:
+                return None
             connected = pending.welcome()
-        except OSError as error:
+        except Exception as error:  # strangers send anything
             self.turn_away(pending, str(error))
             return None
         del self._since_s[pending]
         self._forget(pending)
-        return connected
+        return greeting, Peer(*connected, process=greeting.process)
 
     def turn_away(self, pending: PendingPeer, reason: str) -> None:
         """Close the connection of a newcomer."""
@@ -309,10 +299,10 @@ def listen(
             except OSError as error:
                 problem = error
         if problem.errno != errno.EADDRINUSE or monotonic() > deadline_s:
+            tried = f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
             raise ConnectionError(
-                f"`Runtime(ports=...)` must have a port that rank 0 can listen at, got "
-                f"{_in_words(ports)}: {problem.strerror}. Give another one, or a range such as "
-                f"`range(29600, 29700)`."
+                f"`Runtime(ports=...)` must have a port that rank 0 can listen at, got {tried}: "
+                f"{problem.strerror}. Give another one, or a range such as `range(29600, 29700)`."
             ) from problem
         sleep(_RETRY_S)
 
@@ -361,10 +351,6 @@ def _bound(where: str, port: int, backlog: int) -> socket.socket:
             if error.errno in (errno.EADDRINUSE, errno.EACCES):
                 raise  # else it is compiled in, and switched off
     return socket.create_server(("", port), backlog=backlog)
-
-
-def _in_words(ports: Sequence[int]) -> str:
-    return f"{ports[0]}" if len(ports) == 1 else f"{ports[0]} to {ports[-1]}"
 
 
 class Meeting(NamedTuple):
@@ -466,7 +452,7 @@ def dial(meeting: Meeting, rank: int, *, timeout_s: float) -> Peer:
                 raise
             except Exception as error:  # any other program may answer at that port
                 problems.append(f"{address}: {error}")
-                was_turned_away |= isinstance(error, _TurnedAwayError)
+                was_turned_away |= isinstance(error, ConnectionAbortedError)
         if not was_turned_away or monotonic() + _RETRY_S > deadline_s:
             break
         sleep(_RETRY_S)
@@ -501,10 +487,6 @@ def _unreachable(meeting: Meeting, rank: int, problems: Sequence[str]) -> str:
     )
 
 
-class _TurnedAwayError(ConnectionError):
-    """The other end closed the connection before it answered."""
-
-
 def _call(meeting: Meeting, address: str, greeting: Greeting, deadline_s: float) -> Peer:
     left_s = max(0.1, min(_TRY_S, deadline_s - monotonic()))
     connection = socket.create_connection((address, meeting.port), timeout=left_s)
@@ -512,8 +494,8 @@ def _call(meeting: Meeting, address: str, greeting: Greeting, deadline_s: float)
         connection.settimeout(max(0.1, deadline_s - monotonic()))
         try:
             wire, version = greet(connection, meeting.token, greeting)
-        except ConnectionError as error:
-            raise _TurnedAwayError(str(error)) from error
+        except ConnectionError as error:  # closed by the other end, before it answered
+            raise ConnectionAbortedError(str(error)) from error
         check_versions({0: version, greeting.rank: greeting.version})
     except BaseException:
         connection.close()
@@ -562,14 +544,12 @@ def _let_in(acceptor: Acceptor, pending: PendingPeer, peers: dict[int, Peer]) ->
     Raises:
         ProtocolError: a rank runs another version of evenstep; it is sent this one.
     """
-    said = acceptor.read(pending)
-    if said is None:
-        return
     if (connected := acceptor.let_in(pending)) is None:
         return
+    said, peer = connected
     if (earlier := peers.get(said.rank)) is not None:  # one that the rank gave up
         earlier.close()
-    peers[said.rank] = Peer(*connected, process=said.process)
+    peers[said.rank] = peer
     check_versions({0: VERSION, said.rank: said.version})
 
 

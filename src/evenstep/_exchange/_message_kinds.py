@@ -107,18 +107,11 @@ class DoneReply(Message):
     step: int
 
 
-class UnitsReport(Message):
-    """To rank 0: a rank's units of a step."""
+class Units(Message):
+    """To rank 0: a rank's units of a step. From it: those over all ranks."""
 
     step: int
     units: float
-
-
-class UnitsReply(Message):
-    """From rank 0: the units of a step over all ranks."""
-
-    step: int
-    total: float
 
 
 class ClaimRequest(Message):

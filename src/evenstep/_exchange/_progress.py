@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from time import monotonic
 
 from ._internal import say
@@ -36,21 +35,12 @@ _OWN = {STEPS: "finished step {}", UNITS: "come to step {}"}  # all ranks count 
 _MAIL = "message about "
 
 
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """What one look found.
+Finding = tuple[int, tuple[int, ...], str, str]
+"""What one look found: who keeps others waiting, and who may be waiting for it.
 
-    Attributes:
-        rank: who keeps others waiting.
-        waiting: who may be waiting for it.
-        warning: what to warn the user of now.
-        hung: why it counts as lost from now on: it hangs, or has failed; None if it does not.
-    """
-
-    rank: int
-    waiting: tuple[int, ...]
-    warning: str | None = None
-    hung: str | None = None
+Then what to warn the user of now, and why that rank counts as lost from now on: it hangs, or has
+failed. Each is empty where it does not apply.
+"""
 
 
 class HangDetector:
@@ -213,8 +203,8 @@ class HangDetector:
                 limit_s = min(limit_s, _CROSSED_S)
         if late_s >= limit_s and is_certain:
             why = _APART if is_apart else "(if it was only slow, raise `Runtime(hang_s=...)`)"
-            return Finding(rank, waiting, hung=f"it {waits}; {where} {why}")
-        warning = None
+            return rank, waiting, "", f"it {waits}; {where} {why}"
+        warning = ""
         if late_s >= 6 * self._heartbeat_s + hang_s * _WARN_SHARE:
             if rank not in self._warned:
                 warning = (
@@ -222,7 +212,7 @@ class HangDetector:
                     f"counts as hanging: `Runtime(hang_s=...)`."
                 )
             self._warned.add(rank)
-        return Finding(rank, waiting, warning)
+        return rank, waiting, warning, ""
 
     def _crossed(self, rank: int, others: Sequence[int]) -> int | None:
         """Return who waits in one collective while ``rank`` waits in another: neither will come.
@@ -242,9 +232,7 @@ class HangDetector:
         """Return that a rank is lost which ended its run by an error, if one waits for it."""
         waiting = self._ahead_of(rank, names)
         culprit, problem = self._failed[rank]
-        return Finding(
-            culprit, waiting, hung=problem if any(map(self._is_waiting, waiting)) else None
-        )
+        return culprit, waiting, "", problem if any(map(self._is_waiting, waiting)) else ""
 
     def _ahead_of(self, rank: int, names: set[str]) -> tuple[int, ...]:
         everyone = range(len(self._hosts))
@@ -321,11 +309,12 @@ class ProgressReporter:
         finding = self._watch.look(monotonic())
         if finding is None:
             return None
-        for rank in (finding.rank, *finding.waiting):
+        late, waiting, warning, hung = finding
+        for rank in (late, *waiting):
             self._router.to(rank, LocationRequest())
-        if finding.warning:
-            say("%s", finding.warning)
-        return None if finding.hung is None else (finding.rank, finding.hung)
+        if warning:
+            say("%s", warning)
+        return (late, hung) if hung else None
 
     def _look_at_leader(self) -> tuple[int, str] | None:
         """Return who is to blame if an error has ended rank 0's run and this rank waits for it.

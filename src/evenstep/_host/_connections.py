@@ -140,10 +140,8 @@ _EVERY_S = 4.0
 _RESTS = 500  # times as long as a look took: it holds Python's lock, in turns with the training
 
 
-class _Seen(NamedTuple):
-    here: str
-    there: str
-    counts: TcpCounts
+_Seen = tuple[str, str, TcpCounts]
+"""Both ends of a connection, and what was counted when it was last returned."""
 
 
 @final
@@ -189,11 +187,12 @@ class LinkReader:
                 self._seen[name] = old
                 if old is None or (counts := _counts(descriptor)) is None:
                     continue
-                new = TcpCounts(*(a - b for a, b in zip(counts, old.counts, strict=True)))
+                here, there, known = old
+                new = TcpCounts(*(a - b for a, b in zip(counts, known, strict=True)))
                 if (carried := new.acked_bytes + new.received_bytes) >= _LEAST_BYTES:
-                    self._seen[name] = old._replace(counts=counts)
+                    self._seen[name] = here, there, counts
                     sent, _, *others = new
-                    found.append((carried, LinkClues(old.here, old.there, sent, *others)))
+                    found.append((carried, LinkClues(here, there, sent, *others)))
         return found
 
     def _met(self, descriptor: int) -> _Seen | None:
@@ -208,4 +207,4 @@ class LinkReader:
         here, there = (
             f"{at}:{port}" for at, port in zip((one.here, one.there), one.ports, strict=True)
         )
-        return _Seen(here, there, TcpCounts())
+        return here, there, TcpCounts()

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 from .._diagnosis import HostClues
 from ._connections import LinkReader
@@ -85,16 +85,8 @@ def thread_times_s(root: Path, thread_id: int) -> tuple[float, float]:
 _NO_LIMIT = 1 << 60  # bytes from which on the first version's number stands for no limit
 
 
-class Quota(NamedTuple):
-    """What a group's processes may use of the CPUs, all of them together.
-
-    Attributes:
-        cores: CPU seconds per second, above 0.
-        file: that says so.
-    """
-
-    cores: float
-    file: Path
+Quota = tuple[float, Path]
+"""CPU seconds per second, above 0, that all processes of a group may use, and the file for it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +177,7 @@ def _second_quota(folder: Path) -> Quota | None:
     file = folder / "cpu.max"
     try:
         quota, period = map(int, contents(file).split())  # "max" is no number, and no limit
-        return Quota(quota / period, file)
+        return quota / period, file
     except (ValueError, ZeroDivisionError):
         return None
 
@@ -196,7 +188,7 @@ def _first_quota(folder: Path) -> Quota | None:
         limit_us = int(contents(file))
         if limit_us <= 0:
             return None
-        return Quota(limit_us / int(contents(folder / "cpu.cfs_period_us")), file)
+        return limit_us / int(contents(folder / "cpu.cfs_period_us")), file
     except (ValueError, ZeroDivisionError):
         return None
 
@@ -296,15 +288,6 @@ def _major_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_majflt
 
 
-class _Look(NamedTuple):
-    now_s: float
-    cpu_s: float
-    throttled_s: tuple[float, ...]
-    run_delay_s: float
-    major_faults: int
-    alloc_retries: int
-
-
 @final
 class HostReader:
     """Reads what the system counts of this process, every few seconds or so.
@@ -346,27 +329,26 @@ class HostReader:
             step: the one under way.
         """
         before, self._before = self._before, self._look()
-        after = self._before
-        throttled_s = [
-            new - old for old, new in zip(before.throttled_s, after.throttled_s, strict=True)
-        ]
+        grown = (new - old for old, new in zip(before, self._before, strict=True))
+        lasted_s, cpu_s, delay_s, num_faults, num_retries, *throttled_s = grown
         return HostClues(
             step=step,
-            lasted_s=after.now_s - before.now_s,
-            cpu_s=after.cpu_s - before.cpu_s,
-            throttled_s=max([0.0, *throttled_s]),
-            run_delay_s=max(0.0, after.run_delay_s - before.run_delay_s),
-            major_faults=after.major_faults - before.major_faults,
-            alloc_retries=after.alloc_retries - before.alloc_retries,
+            lasted_s=round(lasted_s, 4),
+            cpu_s=round(cpu_s, 4),
+            throttled_s=round(max([0.0, *throttled_s]), 4),
+            run_delay_s=round(max(0.0, delay_s), 4),
+            major_faults=int(num_faults),
+            alloc_retries=int(num_retries),
             links=self._links.read(),
         )
 
-    def _look(self) -> _Look:
-        return _Look(
+    def _look(self) -> tuple[float, ...]:
+        """Return what was counted so far; at last for how long each group was held back."""
+        return (
             self._now(),
             self._cpu_s(),
-            tuple(map(throttled_s, self._stat_files)),
             thread_times_s(self._root, self._thread_id)[1],
             self._major_faults(),
             self._alloc_retries(),
+            *map(throttled_s, self._stat_files),
         )

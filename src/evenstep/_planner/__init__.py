@@ -30,32 +30,3 @@ from ._sample_costs import batch_lengths as batch_lengths
 from ._sample_costs import fitted as fitted
 from ._sample_costs import of_lengths as of_lengths
 from ._sample_costs import sample_length as sample_length
-
-__all__ = [
-    "MOST_STEPS",
-    "UNKNOWN",
-    "AbstractPlanner",
-    "Bounds",
-    "ClaimSwitch",
-    "Cost",
-    "CostChoice",
-    "CostPlanner",
-    "EqualSizes",
-    "Job",
-    "Learnt",
-    "Plan",
-    "PlanCosts",
-    "Planner",
-    "Report",
-    "SampleCosts",
-    "UserMistake",
-    "Work",
-    "batch_lengths",
-    "blaming",
-    "check_learnt",
-    "fitted",
-    "in_words",
-    "of_lengths",
-    "places",
-    "sample_length",
-]

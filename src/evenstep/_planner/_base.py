@@ -19,6 +19,7 @@ from ..events import (
     EstimatesRestored,
     Event,
     MeasurementRejected,
+    Rebalanced,
     SizesHeld,
     StepMeasured,
     WorkerUnhelpful,
@@ -98,7 +99,7 @@ class ClaimSwitch:
         if not self.on or plan.tile is None:
             return replace(plan, first=None)
         sizes = np.array(plan.batch_size, np.int64)
-        first = StepClaims.begin(self.scheme, sizes, tile=plan.tile).first
+        first = StepClaims(self.scheme, sizes, tile=plan.tile).first
         return replace(plan, first=tuple(first.tolist()))
 
     def _judge(self) -> None:
@@ -265,6 +266,12 @@ class AbstractPlanner(abc.ABC):
     ) -> Mapping[str, float]:
         """Return what other splits of a step would have cost, by field of ``StepMeasured``."""
         return {}
+
+    def _follow(self, plan: Plan) -> list[Event]:
+        """Have a plan take the place of the one before, and return that fact."""
+        self.plan = plan
+        most = None if plan.costs else plan.max_forward
+        return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason, most)]
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
         """Return a plan of equal sizes, as far as what fits lets them, for good.

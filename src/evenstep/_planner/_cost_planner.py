@@ -11,9 +11,8 @@ from typing import final
 import numpy as np
 
 from .._types import Cluster, FloatArray, IntArray, StepTimings
-from ..events import EstimatesRestored, Event, Rebalanced
-from ..policies import Equal
-from ..policies._base import LEAST_SAVING_S, READING_S, errors_by_chance
+from ..events import EstimatesRestored, Event
+from ..policies._base import LEAST_SAVING_S, READING_S, equal_split, errors_by_chance
 from ..prediction._affine_filter import AffineFilter
 from ..solve import WorkerCosts
 from ..solve._allocate import allocate
@@ -190,7 +189,7 @@ class CostPlanner(AbstractPlanner):
         self._caps = SizeCaps(job.world_size, costs, memory or MemoryModel())
         self._choice = self._first_choice()
         self._recent: deque[FloatArray] = deque(maxlen=_RECENT)
-        equal = Equal().init(self._cluster).batch_size
+        equal = equal_split(self._cluster)
         model = None if self._counts(equal) else self._choice.model
         reason = f"{_how(self._choice)}, from equal speeds on"
         self.plan = self._make_plan(0, 0, model, equal, reason)
@@ -215,7 +214,7 @@ class CostPlanner(AbstractPlanner):
 
     def equal_plan(self, first_step: int, reason: str) -> Plan:
         """Return a plan of equal sizes by count, for good; where forwards have caps, by length."""
-        equal = Equal().init(self._cluster).batch_size
+        equal = equal_split(self._cluster)
         model = None if self._may_count(equal) else self._first_choice().model
         return self._make_plan(self.plan.epoch + 1, first_step, model, equal, reason)
 
@@ -284,19 +283,17 @@ class CostPlanner(AbstractPlanner):
         if choice.by_cost == self._choice.by_cost and gain < (_AT_ONCE if waits else needed):
             return []
         late = 0 if gain >= _AT_ONCE or before is None else self._ahead
-        return self._follow(choice, next_step + late)
+        return self._replan(choice, next_step + late)
 
     def _turned(self, next_step: int) -> list[Event]:
         """Plan by lengths as soon as they are known; little may have been measured by then."""
         if self._held or self._costs.is_known == self._choice.knows:
             return []
         is_fitted = self._estimator.model is not None
-        choice = self._next_choice() if is_fitted else self._first_choice()
-        return self._follow(choice, next_step)
+        return self._replan(self._next_choice() if is_fitted else self._first_choice(), next_step)
 
-    def _follow(self, choice: CostChoice, first_step: int) -> list[Event]:
-        plan = self.plan = self._planned(choice, self.plan.epoch + 1, first_step)
-        return [Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
+    def _replan(self, choice: CostChoice, first_step: int) -> list[Event]:
+        return self._follow(self._planned(choice, self.plan.epoch + 1, first_step))
 
     def _first_choice(self) -> CostChoice:
         slope = np.tile(self._costs.start() / 1.0, (self._job.world_size, 1))
@@ -320,19 +317,12 @@ class CostPlanner(AbstractPlanner):
         if self._held or not held(reports):
             return []
         self._held = True
-        if not self._may_count(np.array(self.plan.batch_size)):
+        sizes = np.array(self.plan.batch_size)
+        if not self._may_count(sizes):
             return held(reports, also=", but forwards have caps, and sizes go on by cost")
         reason = "by count, as sizes have to stay"
-        self.plan = replace(
-            self.plan,
-            epoch=self.plan.epoch + 1,
-            first_step=next_step,
-            max_forward=None,
-            reason=reason,
-            costs=None,
-        )
-        plan, news = self.plan, held(reports, also=": samples are counted from here on")
-        return [*news, Rebalanced(plan.first_step, plan.epoch, plan.batch_size, plan.reason)]
+        plan = self._make_plan(self.plan.epoch + 1, next_step, None, sizes, reason)
+        return [*held(reports, also=": samples are counted from here on"), *self._follow(plan)]
 
     def _cap(self, reports: Sequence[Report], next_step: int) -> list[Event]:
         """Take in what ranks report of their memory; plan within caps that have moved.
@@ -344,7 +334,7 @@ class CostPlanner(AbstractPlanner):
         stays = self._held and self._may_count(np.array(self.plan.batch_size))
         if not news or stays or self._caps.caps is None:
             return news
-        return [*news, *self._follow(self._choice, next_step)]
+        return [*news, *self._replan(self._choice, next_step)]
 
     def _counts(self, sizes: IntArray) -> bool:
         """Return whether the choice is to count samples, and caps allow these sizes."""
@@ -377,7 +367,7 @@ class CostPlanner(AbstractPlanner):
             costs = PlanCosts.of(WorkerCosts.rounded(model, most), knows=knows)
         if self._job.tail_size:
             cluster = replace(self._cluster, global_batch_size=self._job.tail_size)
-            tail = tuple(Equal().init(cluster).batch_size.tolist())
+            tail = tuple(equal_split(cluster).tolist())
         return Plan(
             epoch,
             first_step,

@@ -15,7 +15,6 @@ from ..events import (
     EstimatesRestored,
     Event,
     PolicyFailed,
-    Rebalanced,
     WorkerUnhelpful,
 )
 from ..policies import AbstractPolicy, Equal
@@ -147,13 +146,14 @@ class Planner(AbstractPlanner):
             events = [*caught_up, *bad, *capped]
         else:
             capped += self._caps.measured(reports, self.plan)
-            events = [*caught_up, *capped, *self._hold(reports)]
+            asked = [] if self._held else held(reports)
+            self._held |= bool(asked)  # sizes stay from the first report on that asks for it
+            events = [*caught_up, *capped, *asked]
             reports = self._as_planned(reports) if self._job.varies else reports
             reading = self._read(reports, at_once=bool(capped)) if reports else None
             if reading is not None:
-                apart_by = partial(apart, reports)
-                waits = not ask or bool(capped) or not self._is_level(reading, apart_by)
-                events += self._show(step, reading, next_step, ask=ask, waits=waits)
+                apart_by, at_once = partial(apart, reports), not ask or bool(capped)
+                events += self._show(step, reading, apart_by, next_step, ask=ask, at_once=at_once)
             elif reports and self._num_measured == self._warm_up_steps:
                 first = Reading((partial(timings_of, reports),))
                 if self._is_full(first.timings):
@@ -180,8 +180,7 @@ class Planner(AbstractPlanner):
         key, took_s = timings.batch_size.tobytes(), float(timings.compute_s[ran].max())
         reading = self._add(self._is_full(timings), key, took_s, lambda: timings)
         if reading is not None:
-            waits = not self._is_level(reading, lambda: timings.apart)
-            events += self._show(step, reading, next_step, ask=True, waits=waits)
+            events += self._show(step, reading, lambda: timings.apart, next_step)
         return tuple(events)
 
     @property
@@ -244,7 +243,7 @@ class Planner(AbstractPlanner):
             former: the rank each worker had then, -1 for one that is new, ``(world_size,)``.
         """
         num_before, world_size = len(learnt["batch_size"]), self._job.world_size
-        times = columns(learnt["times"], self._what_if.fresh(world_size), former)
+        times = columns(learnt["times"], self._what_if.state, former)
         self._what_if.restore(times)
         if num_before == world_size and learnt["policy"] != BY_COST:  # whose peaks are of tokens
             self._caps.restore(learnt["memory"], former)
@@ -338,13 +337,31 @@ class Planner(AbstractPlanner):
         return Reading(steps if sizes is not None else steps[-1:]) if steps else None
 
     def _show(
-        self, step: int, reading: Reading, next_step: int, *, ask: bool, waits: bool
+        self,
+        step: int,
+        reading: Reading,
+        apart_by: Callable[[], float],
+        next_step: int,
+        *,
+        ask: bool = True,
+        at_once: bool = False,
     ) -> list[Event]:
-        """Show the policy a reading: while all ranks wait, or in a moment."""
-        if waits:
-            return self._decide(step, reading, next_step=next_step, ask=ask)
-        self._put_off = partial(self._decide, step, reading)
-        return []
+        """Show the policy a reading: while all ranks wait, or in a moment where that is level.
+
+        Args:
+            step: the step that was measured.
+            reading: what the policy is shown.
+            apart_by: how far apart the workers ended in the newest step.
+            next_step: the first step that can still use a new plan.
+            ask: whether the policy may be asked.
+            at_once: whether it is shown while all wait in any case.
+        """
+        if not at_once and self._level > 0:
+            apart_now = apart_by() if reading.num_steps == 1 else reading.timings.apart
+            if apart_now <= self._level:
+                self._put_off = partial(self._decide, step, reading)
+                return []
+        return self._decide(step, reading, next_step=next_step, ask=ask)
 
     def _adopt(self, decision: Decision[Any]) -> None:
         self._state, self._level = decision.state, decision.level
@@ -382,9 +399,7 @@ class Planner(AbstractPlanner):
         self._adopt(decision)
         if (plan.batch_size, plan.max_forward) == (self.plan.batch_size, self.plan.max_forward):
             return []
-        self.plan = plan
-        sizes = plan.batch_size, plan.reason, plan.max_forward
-        return [Rebalanced(plan.first_step, plan.epoch, *sizes)]
+        return self._follow(plan)
 
     def _guess(self, cluster: Cluster, timings: StepTimings, state: Any) -> Decision[Any]:
         """Return what the policy guesses, or else that all stays as it is."""
@@ -402,25 +417,6 @@ class Planner(AbstractPlanner):
             self.plan = replace(plan, epoch=plan.epoch + 1, first_step=next_step)
         before, self._has_claims = self._has_claims, plan.first is not None
         return [] if before == self._has_claims else [ClaimsSwitched(step, self._has_claims)]
-
-    def _hold(self, reports: Sequence[Report]) -> list[Event]:
-        """Keep the sizes from the first report on that asks for it."""
-        events = [] if self._held else held(reports)
-        self._held |= bool(events)
-        return events
-
-    def _is_level(self, reading: Reading, apart_by: Callable[[], float]) -> bool:
-        """Return whether the policy need not see this reading at once.
-
-        Args:
-            reading: what it would see.
-            apart_by: how far apart the workers ended in the newest step.
-        """
-        if self._level <= 0:
-            return False
-        if reading.num_steps > 1:
-            return reading.timings.apart <= self._level
-        return apart_by() <= self._level
 
     def _is_full(self, timings: StepTimings) -> bool:
         return int(timings.batch_size.sum()) == self._job.global_batch_size

@@ -12,7 +12,7 @@ from typing import Any, final
 
 import numpy as np
 
-from .._types import IntArray
+from .._types import IntArray, check_fields, fill
 from ..exceptions import invalid
 from ..solve import Assignment, Forwards, WorkerCosts, partition
 
@@ -211,15 +211,12 @@ class Cost:
 
     def __post_init__(self) -> None:
         for name in ("max_size", "max_samples"):
-            value = getattr(self, name)
-            is_whole = isinstance(value, int | np.integer) and not isinstance(value, bool)
-            if value is not None and not (is_whole and value >= 1):
-                rule, remedy = "be an integer of at least 1", "None is no limit."
-                raise invalid(f"Cost({name}=...)", rule, repr(value), remedy)
+            if getattr(self, name) is not None:
+                check_fields(self, **{name: ("an integer of at least 1", "None is no limit.")})
         if self.from_batch is not None:
             self._check_from_batch()
         elif not isinstance(self.of, str) and not callable(self.of):
-            object.__setattr__(self, "of", _checked(self.of, padded=self.padded))
+            fill(self, of=_checked(self.of, padded=self.padded))
 
     @classmethod
     def given(cls, value: Any) -> Cost | None:

@@ -25,34 +25,29 @@ _Splits = tuple[Cluster, AffineTime, FloatArray, FloatArray]
 
 
 class WhatIf:
-    """Follows every worker's affine time, whatever the policy, and prices splits by it."""
+    """Follows every worker's affine time, whatever the policy, and prices splits by it.
+
+    Attributes:
+        state: what the filter knows, to be restored.
+    """
 
     def __init__(self, world_size: int) -> None:
         self._filter = AffineFilter()
-        self._state = self._filter.init(world_size)
+        self.state = self._filter.init(world_size)
         self._readings = Readings[Callable[[], StepTimings]](READING_S)
         self._splits: _Splits | None = None  # by a recent fit
         self._num_fits = 0
 
-    @property
-    def state(self) -> dict[str, Any]:
-        """What the filter knows, to be restored."""
-        return self._state
-
     def restore(self, state: dict[str, Any]) -> None:
         """Continue from ``state``, of as many workers."""
-        self._state, self._splits = state, None
-
-    def fresh(self, world_size: int) -> dict[str, Any]:
-        """Return the state in which nothing is known."""
-        return self._filter.init(world_size)
+        self.state, self._splits = state, None
 
     def known(self) -> tuple[AffineTime, FloatArray] | None:
         """Return every worker's time and its relative noise; None until all are measured."""
-        times = self._filter.times(self._state)
+        times = self._filter.times(self.state)
         if times is None:
             return None
-        return times, self._filter.noise(self._state)
+        return times, self._filter.noise(self.state)
 
     def observe(
         self, timings: StepTimings, *, is_tail: bool = False, claimed: bool = False
@@ -71,13 +66,13 @@ class WhatIf:
         took_s = float(timings.compute_s[timings.batch_size > 0].max())
         if is_tail and took_s < LONG_STEP * READING_S:
             return
-        at_once = is_tail or not (self._state["num_steps"] > 0).all()
+        at_once = is_tail or not (self.state["num_steps"] > 0).all()
         steps = self._readings.add(sizes, took_s, lambda: timings, at_once=at_once)
         if not steps:
             return
         typical = Reading(steps[-1:] if claimed else steps).timings
-        self._state = self._filter.update(
-            self._state, typical.batch_size, typical.compute_s, num_steps=typical.num_steps
+        self.state = self._filter.update(
+            self.state, typical.batch_size, typical.compute_s, num_steps=typical.num_steps
         )
         self._num_fits += 1
         if self._num_fits <= 2 * _FITS or self._num_fits % _FITS == 0:
@@ -95,25 +90,17 @@ class WhatIf:
             cluster: whose splits are compared.
             timings: the step as it ran.
         """
-        splits = self._splits_of(cluster)
-        if splits is None:
-            return None
-        _, times, equal_s, best_s = splits
+        if self._splits is None or self._splits[0] is not cluster:
+            times = self._filter.times(self.state)
+            if times is None:
+                return None
+            equal, best = apportion(np.ones(cluster.world_size), cluster), allocate(times, cluster)
+            self._splits = cluster, times, times.seconds(equal), times.seconds(best)
+        _, times, equal_s, best_s = self._splits  # of the newest fit or, later, of one before
         ran = timings.batch_size > 0
         fitted_s = np.where(ran, times.seconds(timings.batch_size), 1.0)
         luck = np.where(ran, timings.compute_s, 1.0) / np.maximum(fitted_s, 1e-12)
         return float((luck * equal_s).max()), float((luck * best_s).max())
-
-    def _splits_of(self, cluster: Cluster) -> _Splits | None:
-        """Return the splits to compare with: of the newest fit or, later, of one shortly before."""
-        if self._splits is None or self._splits[0] is not cluster:
-            times = self._filter.times(self._state)
-            if times is None:
-                return None
-            equal = apportion(np.ones(cluster.world_size), cluster)
-            best = allocate(times, cluster)
-            self._splits = cluster, times, times.seconds(equal), times.seconds(best)
-        return self._splits
 
     def burden(self, step: int, cluster: Cluster) -> WorkerUnhelpful | None:
         """Return the worker that costs more than it brings; None if there is none.
@@ -128,15 +115,15 @@ class WhatIf:
             step: the newest one, for the fact.
             cluster: what is planned for.
         """
-        times = self._filter.times(self._state)
+        times = self._filter.times(self.state)
         if times is None:
             return None
         free = replace(cluster, min_batch_size=np.zeros_like(cluster.min_batch_size))
         # The solver itself leaves out who does not help.
         best = allocate(times, free)
         with_s, best_s = makespan_s(times, allocate(times, cluster)), times.seconds(best)
-        more = np.maximum(best - self._state["batch_size"], 0)
-        error_s = times.slope_s * self._filter.slope_uncertainty(self._state) * more
+        more = np.maximum(best - self.state["batch_size"], 0)
+        error_s = times.slope_s * self._filter.slope_uncertainty(self.state) * more
         surely_s = float((best_s + 2 * error_s)[best > 0].max())
         if best.all() or surely_s > (1 - _WORTH_A_WORD) * with_s:
             return None

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from typing import Any, NamedTuple, Protocol, final
+from typing import Any, Protocol, final
 
 import psutil  # type: ignore[import-untyped]
 
@@ -144,29 +144,7 @@ class ClueReader:
         if self._host is None:
             self._host = self._open_host(thread_id=thread_id, alloc_retries=self._alloc_retries)
             return
-        seen = self._host.read(self._step)
-        self._looks.append(
-            HostClues(
-                seen.step,
-                lasted_s=round(seen.lasted_s, 4),
-                cpu_s=round(seen.cpu_s, 4),
-                throttled_s=round(seen.throttled_s, 4),
-                run_delay_s=round(seen.run_delay_s, 4),
-                major_faults=seen.major_faults,
-                alloc_retries=seen.alloc_retries,
-                links=seen.links,
-            )
-        )
-
-
-class _Look(NamedTuple):
-    """What was counted so far, when it was looked at."""
-
-    now_s: float = 0.0
-    thread_id: int = 0
-    ran_s: float = 0.0
-    waited_s: float = 0.0  # of the thread, or of its group's pressure
-    throttled_s: float = 0.0
+        self._looks.append(self._host.read(self._step))
 
 
 def _num_cpus() -> int:
@@ -219,7 +197,7 @@ class ProcessReader:
         self._num_at_first = 0
         self._membership: bytes | None = None
         self._groups = Cgroups()
-        self._before = _Look()
+        self._before = 0, 0.0, 0.0, 0.0
 
     def read(self) -> tuple[float, int]:
         """Return the share of its CPUs that this process can have, in [0, 1], and free bytes."""
@@ -230,29 +208,32 @@ class ProcessReader:
         self._num_at_first = self._num_at_first or number
         cores = number * self._left_by_neighbours()
         if (quota := self._groups.quota()) is not None:
-            cores = min(cores, quota.cores)
+            cores = min(cores, quota[0])
         left = available_bytes(self._root), self._groups.free_bytes()
         free = min((size for size in left if size is not None), default=0)
         return min(cores / self._num_at_first, 1.0), free
 
     def _left_by_neighbours(self) -> float:
         """Return the part of the time since the call before in which no neighbour was first."""
-        before, after = self._before, self._look()
-        self._before = after
-        ran_s, waited_s = after.ran_s, after.waited_s
-        if after.thread_id == before.thread_id:
-            ran_s, waited_s = ran_s - before.ran_s, waited_s - before.waited_s
-        waited_s = max(waited_s - (after.throttled_s - before.throttled_s), 0.0)
+        thread_before, ran_before_s, waited_before_s, throttled_before_s = self._before
+        self._before = thread, ran_s, waited_s, throttled_s = self._look()
+        if thread == thread_before:
+            ran_s, waited_s = ran_s - ran_before_s, waited_s - waited_before_s
+        waited_s = max(waited_s - (throttled_s - throttled_before_s), 0.0)
         return min(max(ran_s, 0.0) / (ran_s + waited_s), 1.0) if ran_s > 0 else 1.0
 
-    def _look(self) -> _Look:
+    def _look(self) -> tuple[int, float, float, float]:
+        """Return of which thread, and for how long it has run, waited and been held back.
+
+        Where a thread's waits are not counted, its group's pressure stands for them.
+        """
         now_s, thread_id = self._now(), self._thread_id()
         throttled_s = sum(self._groups.throttled_s())
         ran_s, waited_s = thread_times_s(self._root, thread_id)
         if ran_s:
-            return _Look(now_s, thread_id, ran_s, waited_s, throttled_s)
-        waited = self._groups.waited_s()
-        return _Look(now_s, 0, now_s - (waited or 0.0), waited or 0.0, throttled_s)
+            return thread_id, ran_s, waited_s, throttled_s
+        waited_s = self._groups.waited_s() or 0.0
+        return 0, now_s - waited_s, waited_s, throttled_s
 
 
 class MachineReader(Protocol):
@@ -283,11 +264,24 @@ class PsutilReader:
         return min(max(1 - busy, 0.0), 1.0), int(psutil.virtual_memory().available)
 
 
-def machine_reader_of(policy: Any, given: MachineReader | None = None) -> MachineReader | None:
-    """Return what reads the machine, if ``policy`` asks: the given reader, or this system's."""
+def machine_reader_of(
+    policy: Any, given: MachineReader | None = None, *, root: Path = Path("/")
+) -> MachineReader | None:
+    """Return what reads the machine, if ``policy`` asks; None if it does not.
+
+    That is the given reader, or what reads this process where the system has files for that, or
+    else the whole host's.
+
+    Args:
+        policy: whose predictor may ask.
+        given: the user's own reader.
+        root: of the file system, where ``proc`` would lie.
+    """
     if not reads_resources(policy):
         return None
-    return given or own_reader()
+    if given is not None:
+        return given
+    return ProcessReader(root=root) if (root / "proc/self/cgroup").exists() else PsutilReader()
 
 
 def read_by(reader: MachineReader) -> tuple[float, int] | None:
@@ -299,12 +293,3 @@ def read_by(reader: MachineReader) -> tuple[float, int] | None:
     with blaming(reader):
         found = reader.read()
         return None if found is None else (float(found[0]), int(found[1]))
-
-
-def own_reader(root: Path = Path("/")) -> MachineReader:
-    """Return what reads this process, where the system has such files; else the whole host's.
-
-    Args:
-        root: of the file system, where ``proc`` would lie.
-    """
-    return ProcessReader(root=root) if (root / "proc/self/cgroup").exists() else PsutilReader()

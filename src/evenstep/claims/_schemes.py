@@ -76,17 +76,19 @@ class AbstractScheme(abc.ABC, Generic[State]):
 
     moves_samples: ClassVar[bool]
 
-    @abc.abstractmethod
     def local_steps(self, step_s: FloatArray) -> IntArray:
         """Return how many steps each rank takes alone until parameters are averaged, at least 1.
+
+        Ones here: gradients are summed in every step.
 
         Args:
             step_s: the newest measured step time of every rank, or ones before there is any,
                 ``(world_size,)``.
 
         Returns:
-            Numbers of steps, ``(world_size,)``: ones if gradients are summed in every step.
+            Numbers of steps, ``(world_size,)``.
         """
+        return np.ones(len(step_s), np.int64)
 
     @abc.abstractmethod
     def begin(self, batch_size: IntArray) -> State:
@@ -169,13 +171,11 @@ class Factoring:
     smallest: int = 1
 
     def __post_init__(self) -> None:
-        if not 0 < self.share <= 1:
-            remedy = "0.8 keeps a fifth for surprises."
-            raise invalid("Factoring(share=...)", "be in (0, 1]", self.share, remedy)
-        if type(self.smallest) is not int or self.smallest < 1:
-            raise invalid(
-                "Factoring(smallest=...)", "be an integer >= 1", repr(self.smallest), "Use 1."
-            )
+        check_fields(
+            self,
+            share=("in (0, 1]", "0.8 keeps a fifth for surprises."),
+            smallest=("an integer of at least 1", "Use 1."),
+        )
 
     def next_claim(self, remaining: int, speeds: FloatArray, rank: int) -> int:
         """Return how many samples ``rank`` claims now; 0 if it leaves the rest to others.
@@ -190,15 +190,8 @@ class Factoring:
             rank: who claims.
 
         Raises:
-            ValueError: ``remaining`` is negative; a speed is negative, or not finite, or all are 0.
+            ValueError: a speed is negative, or not finite, or all are 0.
         """
-        if remaining < 0:
-            raise invalid(
-                "Factoring.next_claim(remaining=...)",
-                "be at least 0",
-                remaining,
-                "Stop at the end of the step.",
-            )
         fastest, total = float(speeds.max()), float(speeds.sum())
         if not (fastest > 0 and np.isfinite(total) and speeds.min() >= 0):
             raise invalid(
@@ -226,9 +219,6 @@ class Bsp(AbstractScheme[Planned]):
     """
 
     moves_samples: ClassVar[bool] = False
-
-    def local_steps(self, step_s: FloatArray) -> IntArray:
-        return np.ones(len(step_s), np.int64)
 
     def begin(self, batch_size: IntArray) -> Planned:
         return Planned.of(batch_size)
@@ -300,9 +290,6 @@ class Hybrid(AbstractScheme[HybridState]):
             claim_s=("finite and at least 0", "Measure what one takes."),
             least=("in [0, 1]", "0.05 is a twentieth."),
         )
-
-    def local_steps(self, step_s: FloatArray) -> IntArray:
-        return np.ones(len(step_s), np.int64)
 
     def first_chunk(self, batch_size: IntArray) -> IntArray:
         """Return how many samples every rank begins with, both ``(world_size,)``.

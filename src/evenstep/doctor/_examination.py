@@ -252,8 +252,8 @@ def examine(
         device = torch.device("cuda", local_rank % torch.cuda.device_count())
         torch.cuda.set_device(device)  # steps are waited for on the current one
     groups = Cgroups.find()
-    quota = groups.quota()
-    counts = None if quota is None else quota.file.with_name("cpu.stat")
+    _, quota_file = groups.quota() or (None, None)
+    counts = None if quota_file is None else quota_file.with_name("cpu.stat")
     load = partial(reference, device) if step is None else partial(load_step, step)
     if desk.rank == 0:
         desk.leave("token", secrets.token_hex(16))

@@ -330,13 +330,14 @@ class Auto(AbstractPolicy[dict[str, Any]]):
             bank = self._learn(bank, cluster, timings, times, fitted)
             foreseen = self.bank.forecast(bank, times)
             proof = proved(proof, timings, times, equal)
-            choose = self._leave_equal if np.array_equal(held, equal) else self._continue
             horizon = max(self.horizon, state["num_held"])
             pays = max(self.min_saving, resize_s / horizon / makespan_s(foreseen, held))
             if reason := why_equal(proof):
                 wanted = self._on_the_way_back(held, equal, cluster)
+            elif np.array_equal(held, equal):
+                wanted, reason = self._leave_equal(foreseen, equal, cluster, fitted, pays)
             else:
-                wanted, reason = choose(foreseen, held, equal, cluster, fitted, pays)
+                wanted, reason = self._continue(foreseen, held, equal, cluster, fitted, pays)
         level = self._level(fitted, bank)
         if timings.apart <= state["level"] and held is state["held"]:
             if not np.array_equal(wanted, held):  # the next step has to confirm it
@@ -398,7 +399,6 @@ class Auto(AbstractPolicy[dict[str, Any]]):
     def _leave_equal(
         self,
         times: AffineTime,
-        held: IntArray,
         equal: IntArray,
         cluster: Cluster,
         fitted: dict[str, Any],

@@ -22,32 +22,26 @@ _TRUST_RATE, _TRUST_SHARE = 2.0, 0.002
 _TRUST = own([0.99, 0.01], np.float64)
 
 
-@dataclass(frozen=True, slots=True)
-class Expert:
-    """One predictor of a worker's cost per sample, and how much it is trusted beforehand.
+Expert = tuple[AbstractPredictor[Any], float]
+"""A predictor of a worker's cost per sample, and its weight before anything is known.
 
-    Attributes:
-        predictor: foresees the costs.
-        prior: weight before anything is known, relative to the filter's 1, finite and positive.
-    """
-
-    predictor: AbstractPredictor[Any]
-    prior: float
+The weight is relative to the filter's 1, finite and positive.
+"""
 
 
 def _usual() -> tuple[Expert, ...]:
     # The filter averages where nothing changes, so slow averages are rarely the best: what they
     # would hold back in the first step after a change is kept small.
     return (
-        Expert(Seasonal(), 0.5),
-        Expert(Holt(alpha=0.5, beta=0.2, damping=0.98), 0.2),
-        Expert(Ema(1.0), 0.2),
-        Expert(Ema(0.6), 0.02),
-        Expert(Ema(0.3), 0.02),
-        Expert(Ema(0.1), 0.02),
-        Expert(WindowMedian(5), 0.02),
-        Expert(LocalLevel(), 0.02),
-        Expert(Ar(), 0.02),
+        (Seasonal(), 0.5),
+        (Holt(alpha=0.5, beta=0.2, damping=0.98), 0.2),
+        (Ema(1.0), 0.2),
+        (Ema(0.6), 0.02),
+        (Ema(0.3), 0.02),
+        (Ema(0.1), 0.02),
+        (WindowMedian(5), 0.02),
+        (LocalLevel(), 0.02),
+        (Ar(), 0.02),
     )
 
 
@@ -111,9 +105,9 @@ class Bank:
             share=("in (0, 1)", "Use 0.01."),
             equal=("finite and positive", "0.02 suits most clusters."),
         )
-        for expert in self.experts:
+        for _, prior in self.experts:
             rule, remedy = "finite and positive", "1 is the filter's own."
-            check_range("Bank(experts=...)", expert.prior, rule, remedy)
+            check_range("Bank(experts=...)", prior, rule, remedy)
 
     def init(self, cluster: Cluster) -> dict[str, Any]:
         """Return the state before the first step: only the equal split is known."""
@@ -125,7 +119,7 @@ class Bank:
             "weights": priors,
             "trust": _TRUST.copy(),
             "splits": splits,
-            "experts": tuple(e.predictor.init(cluster.world_size) for e in self.experts),
+            "experts": tuple(one.init(cluster.world_size) for one, _ in self.experts),
         }
 
     def update(
@@ -152,10 +146,8 @@ class Bank:
         weights, trust = self._reweighted(state, cluster, times, costs)
         known = tuple(
             # A passing reading is nothing to go by, but who knows the clock may know it too.
-            one.predictor.update(
-                s, costs if isinstance(one.predictor, Seasonal) else usual, resources
-            )
-            for one, s in zip(self.experts, state["experts"], strict=True)
+            one.update(s, costs if isinstance(one, Seasonal) else usual, resources)
+            for (one, _), s in zip(self.experts, state["experts"], strict=True)
         )
         slopes = np.stack([times.slope_s, *self._forecasts(known, times.slope_s)])
         splits = level_splits(times.intercept_s, slopes, cluster)
@@ -175,17 +167,15 @@ class Bank:
         """Return whether a period is known of some worker, and has proved the best forecast."""
         weights = state["trust"] @ state["weights"]
         return any(
-            isinstance(one.predictor, Seasonal)
-            and weight == weights.max()
-            and one.predictor.periods(known).any()
-            for one, known, weight in zip(
+            isinstance(one, Seasonal) and weight == weights.max() and one.periods(known).any()
+            for (one, _), known, weight in zip(
                 self.experts, state["experts"], weights[1:-1], strict=True
             )
         )
 
     def _priors(self) -> FloatArray:
         """Return the weights to begin with, quick and calm, ``(2, num_experts)``."""
-        others = np.array([1.0, *(expert.prior for expert in self.experts)])
+        others = np.array([1.0, *(prior for _, prior in self.experts)])
         quick = np.append(others, self.equal)
         calm = np.append(others, others.sum())
         return np.stack([quick / quick.sum(), calm / calm.sum()])
@@ -220,11 +210,11 @@ class Bank:
     def _forecasts(self, known: Sequence[Any], slope_s: FloatArray) -> list[FloatArray]:
         """Return every expert's costs; the filter's where it has none of its own."""
         forecasts = []
-        for one, state in zip(self.experts, known, strict=True):
-            costs = one.predictor.predict(state)
+        for (one, _), state in zip(self.experts, known, strict=True):
+            costs = one.predict(state)
             own = np.isfinite(costs)
-            if isinstance(one.predictor, Seasonal):
-                own &= one.predictor.periods(state) > 0
+            if isinstance(one, Seasonal):
+                own &= one.periods(state) > 0
             forecasts.append(np.where(own, costs, slope_s))
         return forecasts
 

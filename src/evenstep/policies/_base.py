@@ -5,6 +5,7 @@ from __future__ import annotations
 import abc
 import inspect
 import math
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, ClassVar, Generic
 
@@ -136,6 +137,13 @@ def check_decision(decision: Decision[Any], cluster: Cluster, *, name: str) -> N
             f"{name} gave {sizes.tolist()}, more than one of them in no whole granules of "
             f"{granule.tolist()}"
         )
+
+
+def check_one_each(argument: str, values: Sequence[Any], world_size: int) -> None:
+    """Raise unless there are as many values as ranks."""
+    if len(values) != world_size:
+        rule, got = f"have {world_size} entries, one per rank", f"{len(values)} of them"
+        raise invalid(argument, rule, got, "Add or remove some.")
 
 
 LEAST_SAVING_S = 1e-3  # of a step: less is not worth leaving the equal split

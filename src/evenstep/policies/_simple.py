@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
 
-from .._types import Cluster, Decision, IntArray, StepTimings, check_fields
+from .._types import Cluster, Decision, IntArray, StepTimings, check_fields, fill, sizes_of
 from ..exceptions import invalid
-from ._base import READING_S, AbstractPolicy, check_policy, equal_split, is_feasible, refit
+from ._base import (
+    READING_S,
+    AbstractPolicy,
+    check_one_each,
+    check_policy,
+    equal_split,
+    is_feasible,
+    refit,
+)
 
 
 @final
@@ -44,8 +52,7 @@ class Deadband(AbstractPolicy[dict[str, Any]]):
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         first = self.policy.init(cluster)
-        state = {"held": first.batch_size, "inner": first.state}
-        return Decision(first.batch_size, state, first.reason, first.level)
+        return replace(first, state={"held": first.batch_size, "inner": first.state})
 
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
@@ -56,8 +63,7 @@ class Deadband(AbstractPolicy[dict[str, Any]]):
         if 0 < change <= self.threshold:
             reason = f"held: change of {change:.1%} within {self.threshold:.1%}"
             return Decision(held, {"held": held, "inner": wanted.state}, reason, wanted.level)
-        state = {"held": wanted.batch_size, "inner": wanted.state}
-        return Decision(wanted.batch_size, state, wanted.reason, wanted.level)
+        return replace(wanted, state={"held": wanted.batch_size, "inner": wanted.state})
 
 
 @final
@@ -93,7 +99,7 @@ class Every(AbstractPolicy[dict[str, Any]]):
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
         first = self.policy.init(cluster)
         state = {"held": first.batch_size, "inner": first.state, "num_steps": 0}
-        return Decision(first.batch_size, state, first.reason, first.level)
+        return replace(first, state=state)
 
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
@@ -160,16 +166,8 @@ class Fixed(AbstractPolicy[None]):
     batch_size: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        given = np.asarray(self.batch_size)
-        if given.ndim != 1 or given.dtype.kind not in "iu" or (given < 0).any():
-            raise invalid(
-                "Fixed(batch_size=...)",
-                "be integers >= 0, one per rank",
-                self.batch_size,
-                "Give whole samples, such as (96, 32).",
-            )
-        # Past the frozen guard: a list or an array given is kept as what the field says.
-        object.__setattr__(self, "batch_size", tuple(given.tolist()))
+        given = sizes_of("Fixed(batch_size=...)", self.batch_size)
+        fill(self, batch_size=tuple(given.tolist()))  # of a list or an array, too
 
     @property
     def reading_s(self) -> float:
@@ -195,11 +193,5 @@ class Fixed(AbstractPolicy[None]):
         return Decision(refit(wanted, cluster), None, "fixed: cut to the bounds in force", 1.0)
 
     def _sizes(self, cluster: Cluster) -> IntArray:
-        if len(self.batch_size) != cluster.world_size:
-            raise invalid(
-                "Fixed(batch_size=...)",
-                f"have {cluster.world_size} entries, one per rank",
-                f"{len(self.batch_size)} of them",
-                "Add or remove some.",
-            )
+        check_one_each("Fixed(batch_size=...)", self.batch_size, cluster.world_size)
         return np.array(self.batch_size, np.int64)

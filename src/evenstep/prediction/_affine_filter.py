@@ -23,21 +23,6 @@ LASTING_S = 0.1
 """Seconds for which a worker has to be off before that counts as more than a pause."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Verdict:
-    """What to make of one step's jumps.
-
-    Attributes:
-        hold: readings to leave out, ``(world_size,)``.
-        accept: jumps to follow at once, ``(world_size,)``.
-        memory: what the next step has to know.
-    """
-
-    hold: Mask
-    accept: Mask
-    memory: dict[str, Any]
-
-
 def no_jumps_yet(world_size: int) -> dict[str, Any]:
     """Return the memory before the first step.
 
@@ -54,8 +39,8 @@ def no_jumps_yet(world_size: int) -> dict[str, Any]:
 
 def judge(
     jump: IntArray, seconds: FloatArray, *, ran: Mask, young: Mask, memory: dict[str, Any]
-) -> Verdict:
-    """Decide about jumps by what became of the ones before.
+) -> tuple[Mask, Mask, dict[str, Any]]:
+    """Return readings to leave out, jumps to follow at once, and what the next step has to know.
 
     A jump is held back, unless the step before jumped the same way and the two took ``LASTING_S``
     together (then it is lasting) or jumps have mostly proved lasting in this run. Steps of a
@@ -81,7 +66,7 @@ def judge(
     passing = 0.98 * memory["passing"] + 0.02 * 2.0
     if not (jump.any() or before.any()):
         none = np.zeros(len(ran), np.bool_)
-        return Verdict(none, none, {**memory, "lasting": lasting, "passing": passing})
+        return none, none, {**memory, "lasting": lasting, "passing": passing}
 
     was_held, was_believed = ran & (abs(before) == 1), ran & (abs(before) == 2)
     still = was_held & (jump == np.sign(before))
@@ -97,16 +82,13 @@ def judge(
 
     lasting += int(again.sum() + (was_believed & ~undone).sum())
     passing += int(undone.sum() + (was_held & ~still).sum())
-    return Verdict(
-        hold=hold,
-        accept=accept,
-        memory={
-            "open": np.where(ran, np.where(hold, jump, np.where(unproven, 2 * jump, 0)), before),
-            "held_s": np.where(ran, np.where(hold, held_s, 0.0), memory["held_s"]),
-            "lasting": lasting,
-            "passing": passing,
-        },
-    )
+    after = {
+        "open": np.where(ran, np.where(hold, jump, np.where(unproven, 2 * jump, 0)), before),
+        "held_s": np.where(ran, np.where(hold, held_s, 0.0), memory["held_s"]),
+        "lasting": lasting,
+        "passing": passing,
+    }
+    return hold, accept, after
 
 
 INTERCEPT_DRIFT = 0.002
@@ -425,25 +407,25 @@ class AffineFilter:
         again = ran & ~unmeasured
         jump = again * self._jumps(lines.weights(), reading)
         took_s, young = num_steps * seconds, steps < 2
-        verdict = judge(jump, took_s, ran=ran, young=young, memory=state["jumps"])
+        hold, accept, jumps = judge(jump, took_s, ran=ran, young=young, memory=state["jumps"])
 
         rate = np.maximum(1 / (steps + 1), 0.03)
         fitted = grade(lines, reading, rate=rate, memory=self.memory)
         noise = fitted.noise  # from jumps, too: one after the other is noise
         before = np.maximum(state["batch_size"], 1)
         contrast = abs(batch - before) > self.contrast * np.maximum(batch, before)
-        if verdict.accept.any():
+        if accept.any():
             former = Lines(kept)
-            opened = loosen(lines, reading, where=verdict.accept)
-            back = self._explains(former, batch, seconds) & verdict.accept
+            opened = loosen(lines, reading, where=accept)
+            back = self._explains(former, batch, seconds) & accept
             opened = former.where(back, opened)
-            kept = old.where(verdict.accept, former).values
+            kept = old.where(accept, former).values
             # Not graded: a jump says nothing about which model is the best between jumps.
-            fitted = opened.where(verdict.accept, fitted)
+            fitted = opened.where(accept, fitted)
             reading = read(opened, batch, seconds)
-        fitted = correct(fitted, reading, contrast=contrast & ~verdict.accept)
+        fitted = correct(fitted, reading, contrast=contrast & ~accept)
 
-        follow = again & ~verdict.hold
+        follow = again & ~hold
         # A first reading is a line of its own, and one held back leaves no trace.
         if not follow.all():
             fitted = fitted.where(follow, lines.where(ran & unmeasured, old))
@@ -452,7 +434,7 @@ class AffineFilter:
             "batch_size": np.where(ran, batch_size, state["batch_size"]),
             "lines": fitted.with_noise(noise, where=jump != 0).values,
             "former": kept,
-            "jumps": verdict.memory,
+            "jumps": jumps,
         }
 
     def after(self, sizes: IntArray, seconds: FloatArray) -> dict[str, Any]:
@@ -476,15 +458,9 @@ class AffineFilter:
         What is left of the noise after averaging, 1 for a worker never measured,
         ``(world_size,)``.
         """
-        measured = state["num_steps"] > 0
         lines = Lines(state["lines"])
         batch = np.maximum(state["batch_size"], 1).astype(np.float64)
-        weights, times = lines.weights(), lines.at(batch)
-        mean = (weights * times).sum(axis=0)
-        variance = _variance(weights, times, mean, lines.variance(batch))
-        error = np.ones(len(measured))
-        np.divide(np.sqrt(variance), mean, out=error, where=measured)
-        return error
+        return _relative_error(state, lines.at(batch), lines.variance(batch))
 
     def slope_uncertainty(self, state: dict[str, Any]) -> FloatArray:
         """Return the relative standard error of each cost per sample, ``(world_size,)``.
@@ -492,14 +468,8 @@ class AffineFilter:
         Large where the sizes so far lie close together, however well their times are known: what
         is missing in one part of the line is then in the other. 1 for a worker never measured.
         """
-        measured = state["num_steps"] > 0
         lines = Lines(state["lines"])
-        weights = lines.weights()
-        mean = (weights * lines.slope_s).sum(axis=0)
-        variance = _variance(weights, lines.slope_s, mean, np.maximum(lines.var_slope, 0.0))
-        error = np.ones(len(measured))
-        np.divide(np.sqrt(variance), mean, out=error, where=measured)
-        return error
+        return _relative_error(state, lines.slope_s, np.maximum(lines.var_slope, 0.0))
 
     def holds_back(self, state: dict[str, Any]) -> Mask:
         """Return whose last reading was taken for a passing one so far, ``(world_size,)``."""
@@ -531,6 +501,16 @@ class AffineFilter:
         surprise = reading.seconds - mean
         off = abs(surprise) > self.gate * np.sqrt(variance)
         return np.where(off & far, np.sign(surprise), 0).astype(np.int64)
+
+
+def _relative_error(state: dict[str, Any], values: FloatArray, each: FloatArray) -> FloatArray:
+    """Return the standard error of each worker's mean value; 1 for one never measured."""
+    measured, weights = state["num_steps"] > 0, Lines(state["lines"]).weights()
+    mean = (weights * values).sum(axis=0)
+    error = np.ones(len(measured))
+    deviation = np.sqrt(_variance(weights, values, mean, each))
+    np.divide(deviation, mean, out=error, where=measured)
+    return error
 
 
 def _variance(

@@ -21,74 +21,68 @@ DECAY = 0.1
 forgets what inputs explain."""
 
 
-@dataclass(frozen=True, slots=True)
-class TanhNetwork:
-    r"""One tanh hidden layer: $f(x) = c + \sum_h w_h \tanh(u_h \cdot x + b_h)$, by worker.
+def fresh_weights(num_inputs: int, num_hidden: int, *, seed: int) -> FloatArray:
+    """Return the weights of one network to begin with, whose output is 0 for any input."""
+    weights = np.zeros((num_inputs + 2) * num_hidden + 1)
+    into = np.random.default_rng(seed).standard_normal(num_inputs * num_hidden)
+    weights[: len(into)] = into / math.sqrt(num_inputs)
+    return weights
 
-    Weights are ``(world_size, num_weights)``, inputs ``(world_size, num_rows, num_inputs)``. All
-    workers' networks begin alike and are computed at once, and none sees another's.
 
-    Attributes:
-        num_inputs: entries of $x$.
-        num_hidden: hidden units $h$.
+def outputs_of(weights: FloatArray, inputs: FloatArray) -> FloatArray:
+    r"""Return what networks say of every row, ``(world_size, num_rows)``.
+
+    Each has one tanh hidden layer: $f(x) = c + \sum_h w_h \tanh(u_h \cdot x + b_h)$. All workers'
+    networks begin alike and are computed at once, and none sees another's.
+
+    Args:
+        weights: biases included, ``(world_size, num_weights)``.
+        inputs: $x$, ``(world_size, num_rows, num_inputs)``.
     """
+    into, bias, out, shift = _layers(weights, inputs.shape[2])
+    outputs: FloatArray = (np.tanh(inputs @ into + bias) @ out + shift)[..., 0]
+    return outputs
 
-    num_inputs: int
-    num_hidden: int
 
-    @property
-    def num_weights(self) -> int:
-        """Weights of one network, biases included."""
-        return (self.num_inputs + 2) * self.num_hidden + 1
+def gradient_of(
+    weights: FloatArray, inputs: FloatArray, targets: FloatArray, known: FloatArray
+) -> FloatArray:
+    """Return the gradient of the networks' mean Huber loss, in the shape of ``weights``.
 
-    def fresh(self, seed: int) -> FloatArray:
-        """Return the weights of one network to begin with, whose output is 0 for any input."""
-        weights = np.zeros(self.num_weights)
-        into = np.random.default_rng(seed).standard_normal(self.num_inputs * self.num_hidden)
-        weights[: len(into)] = into / math.sqrt(self.num_inputs)
-        return weights
+    Args:
+        weights: of every worker.
+        inputs: rows to learn from.
+        targets: what $f$ should be, ``(world_size, num_rows)``. Being off by more than 1 pulls
+            no harder than that, or one slow step would undo a hundred usual ones.
+        known: 1 for rows that count and 0 for the others, likewise.
+    """
+    into, bias, out, shift = _layers(weights, inputs.shape[2])
+    hidden = np.tanh(inputs @ into + bias)
+    off = (hidden @ out + shift)[..., 0] - targets
+    num_known = np.maximum(known.sum(axis=1, keepdims=True), 1)
+    pull = (np.clip(off, -1, 1) * known / num_known)[..., np.newaxis]
+    back = pull * out.transpose(0, 2, 1) * (1 - hidden * hidden)
+    layers = (
+        inputs.transpose(0, 2, 1) @ back,
+        back.sum(axis=1),
+        hidden.transpose(0, 2, 1) @ pull,
+        pull.sum(axis=1),
+    )
+    return np.concatenate([layer.reshape(len(weights), -1) for layer in layers], axis=1)
 
-    def outputs(self, weights: FloatArray, inputs: FloatArray) -> FloatArray:
-        """Return $f$ for every row, ``(world_size, num_rows)``."""
-        into, bias, out, shift = self._layers(weights)
-        outputs: FloatArray = (np.tanh(inputs @ into + bias) @ out + shift)[..., 0]
-        return outputs
 
-    def gradient(
-        self, weights: FloatArray, inputs: FloatArray, targets: FloatArray, known: FloatArray
-    ) -> FloatArray:
-        """Return the gradient of the mean Huber loss, in the shape of ``weights``.
-
-        Args:
-            weights: of every worker.
-            inputs: rows to learn from.
-            targets: what $f$ should be, ``(world_size, num_rows)``. Being off by more than 1 pulls
-                no harder than that, or one slow step would undo a hundred usual ones.
-            known: 1 for rows that count and 0 for the others, likewise.
-        """
-        into, bias, out, shift = self._layers(weights)
-        hidden = np.tanh(inputs @ into + bias)
-        off = (hidden @ out + shift)[..., 0] - targets
-        num_known = np.maximum(known.sum(axis=1, keepdims=True), 1)
-        pull = (np.clip(off, -1, 1) * known / num_known)[..., np.newaxis]
-        back = pull * out.transpose(0, 2, 1) * (1 - hidden * hidden)
-        layers = (
-            inputs.transpose(0, 2, 1) @ back,
-            back.sum(axis=1),
-            hidden.transpose(0, 2, 1) @ pull,
-            pull.sum(axis=1),
-        )
-        return np.concatenate([layer.reshape(len(weights), -1) for layer in layers], axis=1)
-
-    def _layers(self, weights: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
-        """Return weights and biases of the hidden layer and of the output, as views."""
-        first, hidden = self.num_inputs * self.num_hidden, self.num_hidden
-        return (
-            weights[:, :first].reshape(-1, self.num_inputs, hidden),
-            weights[:, np.newaxis, first : first + hidden],
-            weights[:, first + hidden : first + 2 * hidden, np.newaxis],
-            weights[:, -1:, np.newaxis],
-        )
+def _layers(
+    weights: FloatArray, num_inputs: int
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return weights and biases of the hidden layer and of the output, as views."""
+    hidden = (weights.shape[1] - 1) // (num_inputs + 2)
+    first = num_inputs * hidden
+    return (
+        weights[:, :first].reshape(-1, num_inputs, hidden),
+        weights[:, np.newaxis, first : first + hidden],
+        weights[:, first + hidden : first + 2 * hidden, np.newaxis],
+        weights[:, -1:, np.newaxis],
+    )
 
 
 def descend(
@@ -199,13 +193,10 @@ class Narx(AbstractPredictor[dict[str, Any]]):
             seed=("an integer of at least 0", "Any will do."),
         )
 
-    @property
-    def _network(self) -> TanhNetwork:
-        return TanhNetwork(3 * self.lags, self.num_hidden)
-
     def init(self, world_size: int) -> dict[str, Any]:
-        learnt = np.zeros((3, self._network.num_weights, world_size))
-        learnt[0] = self._network.fresh(self.seed)[:, np.newaxis]
+        weights = fresh_weights(3 * self.lags, self.num_hidden, seed=self.seed)
+        learnt = np.zeros((3, len(weights), world_size))
+        learnt[0] = weights[:, np.newaxis]
         return {
             # Logarithm of the value, free CPU, logarithm of free bytes; the newest last.
             "rows": np.zeros((self.window + self.lags, 3, world_size)),
@@ -265,13 +256,11 @@ class Narx(AbstractPredictor[dict[str, Any]]):
         num_before = NUM_BATCHES * (state["num_steps"][:, np.newaxis] - 1.0)
         for first in range(NUM_BATCHES):
             part = slice(first, self.window, NUM_BATCHES)
-            gradient = self._network.gradient(
-                learnt[0], inputs[:, part], targets[:, part], known[:, part]
-            )
+            gradient = gradient_of(learnt[0], inputs[:, part], targets[:, part], known[:, part])
             learnt = descend(
                 learnt, gradient, num_before=num_before + first, rate=self.learning_rate
             )
-        newest = self._network.outputs(learnt[0], inputs[:, -1:])[:, 0]
+        newest = outputs_of(learnt[0], inputs[:, -1:])[:, 0]
         own = mean + spread * np.clip(newest, -FAR, FAR)
         return learnt.transpose(0, 2, 1), own
 

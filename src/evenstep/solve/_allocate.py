@@ -237,7 +237,7 @@ def allocate(times: AbstractTimeModel, cluster: Cluster) -> IntArray:
         problem with separable objective). The canonical split, granularity and the search on
         attained values are ours.
     """
-    _check_world(times, cluster)
+    check_world("allocate(times=...)", times, cluster)
     lo = cluster.min_batch_size
     if int(lo.sum()) == cluster.global_batch_size:
         return lo.copy()
@@ -371,14 +371,11 @@ def _add_part(times: AbstractTimeModel, level: _Fit, left: int) -> IntArray:
     return allocation
 
 
-def _check_world(times: AbstractTimeModel, cluster: Cluster) -> None:
+def check_world(argument: str, times: AbstractTimeModel, cluster: Cluster) -> None:
+    """Raise unless a time model speaks of as many workers as the cluster has."""
     if times.world_size != cluster.world_size:
-        raise invalid(
-            "allocate(times=...)",
-            f"speak of the cluster's {cluster.world_size} workers",
-            times.world_size,
-            "Give one row of costs per worker.",
-        )
+        rule = f"speak of the cluster's {cluster.world_size} workers"
+        raise invalid(argument, rule, times.world_size, "Give the times of each worker.")
 
 
 def _check_finite(first_s: FloatArray, last_s: FloatArray) -> None:

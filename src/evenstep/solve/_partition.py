@@ -306,7 +306,7 @@ def assign_padded(problem: Problem) -> tuple[IntArray, IntArray, IntArray]:
     Neighbours in the sorted order share a forward, as padding is least then. Which worker has the
     longest ones is tried: each order of workers that differ where these are few, else a selection.
     """
-    runs = _Runs.of(problem)
+    runs = _Runs(problem)
     # Whatever `is_capped` says: of padded samples it does not know how much room they take.
     num_forwards = runs.fewest() if problem.equal else None
     cuts, order = runs.best(num_forwards)
@@ -327,32 +327,18 @@ Cuts = list[list[int]]  # sizes of each forward's run, worker by worker along th
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class _Runs:
-    """The samples from the longest to the shortest, and who may take runs of them."""
+    """The samples from the longest to the shortest, and who may take runs of them: in lists."""
 
-    samples: IntArray
-    features: list[list[int]]
-    sizes: list[int]
-    slope: list[list[int]]
-    intercept: list[int]
-    max_size: list[int]
-    max_samples: int
-    empty: bool
-
-    @classmethod
-    def of(cls, problem: Problem) -> _Runs:
-        samples = np.lexsort(problem.features.T)[::-1]
-        return cls(
-            samples,
-            problem.features[samples].tolist(),
-            np.maximum.accumulate(problem.size[samples][::-1])[::-1].tolist(),
-            problem.workers.slope.tolist(),
-            problem.workers.intercept.tolist(),
-            problem.max_size.tolist(),
-            problem.max_samples,
-            problem.empty,
-        )
+    def __init__(self, problem: Problem) -> None:
+        self.samples = samples = np.lexsort(problem.features.T)[::-1]
+        self.features: list[list[int]] = problem.features[samples].tolist()
+        largest_left = np.maximum.accumulate(problem.size[samples][::-1])[::-1]
+        self.sizes: list[int] = largest_left.tolist()
+        self.slope: list[list[int]] = problem.workers.slope.tolist()
+        self.intercept: list[int] = problem.workers.intercept.tolist()
+        self.max_size: list[int] = problem.max_size.tolist()
+        self.max_samples, self.empty = problem.max_samples, problem.empty
 
     def cut(self, order: tuple[int, ...], end: int, num_forwards: int | None) -> Cuts | None:
         """Return the runs in which all are done by ``end``; None if there is no way.
@@ -540,7 +526,7 @@ def partition(
         OverflowError: the costs of all samples together exceed 2**50.
     """
     costs = workers if isinstance(workers, WorkerCosts) else WorkerCosts.equal(workers, features)
-    problem = Problem.of(features, costs, forwards)
+    problem = Problem(features, costs, forwards)
     if padded:
         _check_sortable(problem.features)
     owner, forward, num_forwards = (assign_padded if padded else assign_additive)(problem)

@@ -7,7 +7,7 @@ from typing import Any, final
 
 import numpy as np
 
-from .._types import IntArray
+from .._types import IntArray, check_fields, check_range, fill, own
 from ..exceptions import invalid
 from ..timemodels._cost_model import CostModel
 
@@ -49,20 +49,13 @@ class WorkerCosts:
                     f"{array.dtype} from {array.min()} on",
                     "Choose a unit in which rounding costs nothing, such as nanoseconds.",
                 )
-            fixed = array.astype(np.int64)
-            fixed.flags.writeable = False
-            object.__setattr__(self, name, fixed)
+            fill(self, **{name: own(array, np.int64)})
 
     @classmethod
     def equal(cls, world_size: int, features: Any) -> WorkerCosts:
         """Return equal workers, with a cost of 1 for each feature."""
-        if isinstance(world_size, bool) or not isinstance(world_size, int) or world_size < 1:
-            raise invalid(
-                "partition(workers=...)",
-                "be at least 1, or `WorkerCosts`",
-                world_size,
-                "Count them.",
-            )
+        remedy = "Count them, or give `WorkerCosts`."
+        check_range("partition(workers=...)", world_size, "an integer of at least 1", remedy)
         num_features = 1 if np.ndim(features) < 2 else np.shape(features)[1]
         return cls(np.ones((world_size, num_features), np.int64), np.zeros(world_size, np.int64))
 
@@ -127,13 +120,8 @@ class Forwards:
     empty: bool = False
 
     def __post_init__(self) -> None:
-        if self.max_samples is not None and self.max_samples < 1:
-            raise invalid(
-                "Forwards(max_samples=...)",
-                "be at least 1",
-                self.max_samples,
-                "None is no limit.",
-            )
+        if self.max_samples is not None:
+            check_fields(self, max_samples=("at least 1", "None is no limit."))
         if (self.size is None) != (self.max_size is None):
             raise invalid(
                 "Forwards(size=..., max_size=...)",
@@ -144,9 +132,13 @@ class Forwards:
 
 
 @final
-@dataclass(frozen=True, slots=True, eq=False)
 class Problem:
     """What is to be partitioned, checked.
+
+    Args:
+        features: of every sample, as ``partition`` takes them.
+        workers: how long they take.
+        forwards: how the samples of a worker are cut.
 
     Attributes:
         features: of every sample, ``(num_samples, num_features)``.
@@ -156,24 +148,14 @@ class Problem:
         max_samples: of a forward.
         equal: whether all workers run as many forwards.
         empty: whether some of those may have no sample.
+        is_capped: whether one forward may be too small for what a worker gets.
+
+    Raises:
+        ValueError: an argument is out of range, or a sample fits into no forward.
+        OverflowError: the costs exceed what 64 bits can hold with room to spare.
     """
 
-    features: IntArray
-    workers: WorkerCosts
-    size: IntArray
-    max_size: IntArray
-    max_samples: int
-    equal: bool
-    empty: bool
-
-    @classmethod
-    def of(cls, features: Any, workers: WorkerCosts, forwards: Forwards) -> Problem:
-        """Return the problem.
-
-        Raises:
-            ValueError: an argument is out of range, or a sample fits into no forward.
-            OverflowError: the costs exceed what 64 bits can hold with room to spare.
-        """
+    def __init__(self, features: Any, workers: WorkerCosts, forwards: Forwards) -> None:
         table = _whole("partition(features=...)", features)
         table = table[:, None] if table.ndim == 1 else table
         num_samples, shape = len(table), workers.slope.shape
@@ -187,31 +169,19 @@ class Problem:
         if not num_samples:
             raise invalid("partition(features=...)", "have a sample", 0, "Partition what is there.")
         _check_sum(table, workers)
-        size = np.zeros(num_samples, np.int64)
-        max_size = np.full(shape[0], NEVER)
+        self.features, self.workers = table, workers
+        self.num_samples, self.world_size = num_samples, workers.world_size
+        self.size = np.zeros(num_samples, np.int64)
+        self.max_size = np.full(shape[0], NEVER)
         if forwards.size is not None:
-            size = _whole("Forwards(size=...)", forwards.size)
+            self.size = _whole("Forwards(size=...)", forwards.size)
             caps = _whole("Forwards(max_size=...)", forwards.max_size)
-            max_size = np.broadcast_to(caps, shape[:1])
-            _check_size(size, max_size, num_samples)
-        most = num_samples if forwards.max_samples is None else forwards.max_samples
-        empty = forwards.equal and forwards.empty
-        return cls(table, workers, size, max_size, most, forwards.equal, empty)
-
-    @property
-    def num_samples(self) -> int:
-        """Number of samples."""
-        return len(self.features)
-
-    @property
-    def world_size(self) -> int:
-        """Number of workers."""
-        return self.workers.world_size
-
-    @property
-    def is_capped(self) -> bool:
-        """Whether one forward may be too small for what a worker gets."""
-        return self.max_samples < self.num_samples or int(self.size.sum()) > self.max_size.min()
+            self.max_size = np.broadcast_to(caps, shape[:1])
+            _check_size(self.size, self.max_size, num_samples)
+        self.max_samples = forwards.max_samples or num_samples
+        self.equal, self.empty = forwards.equal, forwards.equal and forwards.empty
+        over = int(self.size.sum()) > self.max_size.min()
+        self.is_capped = self.max_samples < num_samples or bool(over)
 
     def costs(self, samples: IntArray) -> IntArray:
         """Return what samples cost, `NEVER` if too large, ``(len(samples), world_size)``."""

@@ -10,7 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._types import FloatArray, IntArray, check_ranks, own
+from .._types import FloatArray, IntArray, check_ranks, fill, own
 from ..exceptions import invalid
 
 
@@ -39,33 +39,23 @@ class Profile:
         sizes: Sequence[int] | IntArray,
         seconds: Sequence[float] | FloatArray,
     ) -> None:
-        counted, timed = _measured(sizes, seconds)
-        values = {"sizes": counted, "seconds": timed}
-        for name, value in values.items():
-            object.__setattr__(self, name, value)  # past the frozen guard, as a generated one goes
+        name = "Profile(sizes=...)"
+        counted = _array(name, sizes, "iu", "be a list of integers")
+        _refuse(name, counted, counted < 1, "be at least 1", "Leave idle workers out.")
+        falls = np.diff(counted, prepend=counted[:1]) < 0
+        remedy = "Sort: `order = np.argsort(sizes, kind='stable')`, for both arrays."
+        _refuse(name, counted, falls, "be ascending", remedy)
+        if counted[0] == counted[-1]:
+            remedy = "Measure another, best at twice the first."
+            raise invalid(name, "hold at least two sizes", counted[:1].tolist(), remedy)
 
-
-def _measured(sizes: Any, seconds: Any) -> tuple[IntArray, FloatArray]:
-    """Return one worker's measurements as read-only arrays of our own."""
-    name = "Profile(sizes=...)"
-    counted = _array(name, sizes, "iu", "be a list of integers")
-    _refuse(name, counted, counted < 1, "be at least 1", "Leave idle workers out.")
-    falls = np.diff(counted, prepend=counted[:1]) < 0
-    remedy = "Sort: `order = np.argsort(sizes, kind='stable')`, for both arrays."
-    _refuse(name, counted, falls, "be ascending", remedy)
-    if len(np.unique(counted)) < 2:
-        remedy = "Measure another, best at twice the first."
-        raise invalid(name, "hold at least two sizes", np.unique(counted).tolist(), remedy)
-
-    name = "Profile(seconds=...)"
-    timed = _array(name, seconds, "iuf", "be a list of numbers")
-    if timed.shape != counted.shape:
-        rule = f"have the shape {counted.shape} of `sizes`"
-        raise invalid(name, rule, timed.shape, "Give one time per size.")
-    wrong = ~(np.isfinite(timed) & (timed > 0))
-    remedy = "Leave out what failed, and synchronise the device before reading the clock."
-    _refuse(name, timed, wrong, "be positive and finite", remedy)
-    return own(counted, np.int64), own(timed, np.float64)
+        name = "Profile(seconds=...)"
+        timed = _array(name, seconds, "iuf", "be a list of numbers")
+        alike(name, timed, other="sizes", like=counted, of="size")
+        wrong = ~(np.isfinite(timed) & (timed > 0))
+        remedy = "Leave out what failed, and synchronise the device before reading the clock."
+        _refuse(name, timed, wrong, "be positive and finite", remedy)
+        fill(self, sizes=own(counted, np.int64), seconds=own(timed, np.float64))
 
 
 def _array(name: str, value: Any, kinds: str, rule: str) -> NDArray[Any]:
@@ -163,15 +153,13 @@ def counts(argument: str, value: IntArray, *, least: int, most: int = 2**53) -> 
     return own(given, np.int64)
 
 
-def alike(argument: str, value: NDArray[Any], *, other: str, like: NDArray[Any]) -> None:
-    """Raise unless ``value`` speaks of as many workers as ``like``, which is called ``other``."""
+def alike(
+    argument: str, value: NDArray[Any], *, other: str, like: NDArray[Any], of: str = "worker"
+) -> None:
+    """Raise unless ``value`` has as many entries as ``like``, which is called ``other``."""
     if len(value) != len(like):
-        raise invalid(
-            argument,
-            f"have the shape {like.shape} of `{other}`",
-            value.shape,
-            "Give one value per worker.",
-        )
+        rule = f"have the shape {like.shape} of `{other}`"
+        raise invalid(argument, rule, value.shape, f"Give one value per {of}.")
 
 
 def _per_worker(argument: str, value: NDArray[Any]) -> None:

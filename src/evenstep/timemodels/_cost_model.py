@@ -10,7 +10,7 @@ from typing import final
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from .._types import FloatArray, IntArray
+from .._types import FloatArray, IntArray, check_range, check_ranks
 from ..exceptions import invalid
 
 _MOST_ROUNDS = 30
@@ -98,14 +98,8 @@ def fit_costs(
             "Stack what was observed step by step.",
         )
     known = np.isfinite(took) & (took > 0)
-    if not known.any(axis=0).all():
-        rank = int(np.argmin(known.any(axis=0)))
-        raise invalid(
-            "fit_costs(seconds=...)",
-            "have a known time of every rank",
-            f"none of rank {rank}",
-            "Leave out ranks that are not measured.",
-        )
+    num_known, remedy = known.sum(axis=0), "Leave out ranks that are not measured."
+    check_ranks("fit_costs(seconds=...)", num_known, num_known > 0, "have known times", remedy)
     took = np.where(known, took, 1.0)
     model, weight = before, known.astype(np.float64)
     if model is not None:
@@ -211,7 +205,6 @@ def _trust(error: FloatArray, known: NDArray[np.bool_]) -> FloatArray:
 
 
 _MEMORY = 0.95  # of the mean error, per step
-_BETTER = 0.9  # of the error by counts, below which features are of use
 _IN_A_ROW = 5  # steps on one side of the predictions, after which a rank has another speed
 _APART = 3.0  # usual errors that each of those is off: noise that lingers for ten steps is less
 _MOST_KEPT = 512  # short steps: a fit to them takes milliseconds
@@ -270,13 +263,9 @@ class CostEstimator:
         Raises:
             ValueError: ``num_features`` is not from 1 to 8, or ``window`` is below 2.
         """
-        if not 1 <= num_features <= 8:
-            rule, remedy = "be from 1 to 8", "Few features are told apart by few steps."
-            raise invalid("CostEstimator(num_features=...)", rule, num_features, remedy)
-        if window < 2:
-            raise invalid(
-                "CostEstimator(window=...)", "be at least 2", window, "64 is the default."
-            )
+        remedy = "Few features are told apart by few steps."
+        check_range("CostEstimator(num_features=...)", num_features, "in [1, 8]", remedy)
+        check_range("CostEstimator(window=...)", window, "at least 2", "64 is the default.")
         none = np.zeros((0, len(kinds)))
         return cls(tuple(kinds), window, none[..., None].repeat(num_features, 2), none, none)
 
@@ -349,11 +338,6 @@ class CostEstimator:
             assumed = _FIRST_NOISE**2 * 2 / num[some]
             found[some] = np.sqrt((noise**2 + assumed) * 2 / np.maximum(num[some] - 2, 1))
         return found
-
-    @property
-    def is_useful(self) -> bool:
-        """Whether features predict better than counts do; False until that is known."""
-        return self.error < _BETTER * self.error_by_count
 
     def _scored(
         self, error: float, model: CostModel | None, work: FloatArray, took: FloatArray

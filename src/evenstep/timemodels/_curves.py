@@ -1,4 +1,4 @@
-r"""Step times against the batch: stairs, a straight line, a cubic.
+r"""Step times against the batch: a straight line, one that begins flat, a cubic.
 
 All fits minimise the squared relative errors, $\sum_i (t(b_i) / \tau_i - 1)^2$: noise of a step
 grows with its length. Of several measurements at one size the median counts. Fixed costs are at
@@ -17,7 +17,7 @@ from typing import Final, Self, final
 import numpy as np
 from numpy.typing import NDArray
 
-from .._types import FloatArray, IntArray, own
+from .._types import FloatArray, IntArray, check_ranks, fill, own
 from ..exceptions import invalid
 from ._base import AbstractTimeModel, Profile, alike, bisect_batch, costs, counts
 
@@ -25,27 +25,13 @@ LEAST_RISE: Final = 1e-3
 """Share of a typical time by which every fitted curve rises at the least, up to the last size."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Points:
-    """One worker's profile, with one point per size.
-
-    Attributes:
-        sizes: ascending, no two alike, ``(num,)``.
-        seconds: the median of the measurements at each, ``(num,)``.
-    """
-
-    sizes: IntArray
-    seconds: FloatArray
-
-    @classmethod
-    def of(cls, sizes: IntArray, seconds: FloatArray) -> Points:
-        """Return the medians of measurements whose ``sizes`` may repeat."""
-        distinct, at = np.unique(sizes, return_inverse=True)
-        medians = [float(np.median(seconds[at == index])) for index in range(len(distinct))]
-        return cls(distinct, np.array(medians))
+def medians(profile: Profile) -> Profile:
+    """Return a worker's profile with one point per size, the median of its measurements."""
+    sizes, at = np.unique(profile.sizes, return_inverse=True)
+    return Profile(sizes, [float(np.median(profile.seconds[at == i])) for i in range(len(sizes))])
 
 
-def points_of(profiles: Sequence[Profile], *, least: int, where: str) -> list[Points]:
+def points_of(profiles: Sequence[Profile], *, least: int, where: str) -> list[Profile]:
     """Return every worker's profile with one point per size.
 
     Args:
@@ -56,7 +42,7 @@ def points_of(profiles: Sequence[Profile], *, least: int, where: str) -> list[Po
     Raises:
         ValueError: there is none, or one has fewer different sizes.
     """
-    points = [Points.of(each.sizes, each.seconds) for each in profiles]
+    points = list(map(medians, profiles))
     if not points:
         raise invalid(where, "hold a profile for each worker", "none", "Measure each worker.")
     for rank, each in enumerate(points):
@@ -66,23 +52,11 @@ def points_of(profiles: Sequence[Profile], *, least: int, where: str) -> list[Po
     return points
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class FittedLines:
-    r"""Best lines $a + c x$, one for each candidate, all ``(num_candidates,)``.
-
-    Attributes:
-        intercept: $a$, at least 0.
-        slope: $c$, positive.
-        loss: mean of the squared relative errors.
-    """
-
-    intercept: FloatArray
-    slope: FloatArray
-    loss: FloatArray
-
-
-def lines_through(x: FloatArray, y: FloatArray) -> FittedLines:
+def lines_through(x: FloatArray, y: FloatArray) -> tuple[FloatArray, FloatArray, FloatArray]:
     r"""Return for each row of ``x`` the line that errs least, relative to ``y``.
+
+    Its intercept $a$, its slope $c$ and the mean of its squared relative errors, all
+    ``(num_candidates,)``.
 
     Minimises $\sum_i ((a + c x_i) / y_i - 1)^2$ over $a \ge 0$ and $c \ge c_0$, with $c_0$ so
     small that the line rises by ``LEAST_RISE`` of a typical ``y``.
@@ -105,7 +79,7 @@ def lines_through(x: FloatArray, y: FloatArray) -> FittedLines:
     loss = ((intercept[..., None] + slope[..., None] * x) / y - 1) ** 2
     score = np.where((intercept >= 0) & (slope >= least), loss.mean(axis=-1), np.inf)
     best = score.argmin(axis=0), np.arange(len(x))
-    return FittedLines(intercept[best] * unit, slope[best] * unit, score[best])
+    return intercept[best] * unit, slope[best] * unit, score[best]
 
 
 def first_best(loss: FloatArray) -> int:
@@ -150,57 +124,40 @@ NUM_CANDIDATES: Final = 256
 class PiecewiseTime(AbstractTimeModel):
     r"""Step times of a GPU: the same for any batch that does not fill it, then rising.
 
-    $t_r(b) = f_r + c_r \lceil \max(b - s_r, 0) / w_r \rceil$ for $b \ge 1$, and $t_r(0) = 0$.
+    $t_r(b) = f_r + c_r \max(b - s_r, 0)$ for $b \ge 1$, and $t_r(0) = 0$.
 
-    Right if parallel lanes idle until the batch fills them; with tiles, if a kernel computes only
-    whole tiles, or a compiled graph pads its sizes. Real devices have a gentle bend where this has
-    a corner. Layers with different tiles add up to something close to a straight line. With
-    $s = 0$ this is a staircase, and with $w = 1$ in addition an ``AffineTime``, as for a CPU. So
-    workers of all these kinds fit into one model. Sizes between two stairs cost as much as the next
-    stair. ``allocate`` takes this into account, and a `granularity` of $w$ in the cluster keeps all
-    workers at whole tiles. The model knows nothing of memory: use the cluster's `max_batch_size`.
+    Right if parallel lanes idle until the batch fills them. Real devices have a gentle bend where
+    this has a corner. With $s = 0$ it is an ``AffineTime``, as for a CPU, so workers of both kinds
+    fit into one model. Kernels that compute whole tiles only are what a `granularity` in the
+    cluster is for. The model knows nothing of memory: use the cluster's `max_batch_size`.
 
     Args:
         flat_s: seconds $f$ of any batch up to saturation, finite and at least 0, ``(world_size,)``.
         saturation: samples $s$ that fill the device, integers of at least 0, ``(world_size,)``.
             At 0, $f$ is the fixed cost of a step.
-        slope_s: cost $c$ in seconds of one tile past saturation, finite and at least 0,
+        slope_s: cost $c$ in seconds of one sample past saturation, finite and at least 0,
             ``(world_size,)``. At 0 every batch takes as long as one sample.
-        tile: samples $w$ in a tile, integers of at least 1, ``(world_size,)``; None is 1
-            everywhere, so that $c$ is the cost of one sample.
 
     Raises:
         ValueError: an argument has no or another shape, is out of range or is not finite.
 
     References:
-        arXiv 1806.02508 (LB-BSP), the curve of GPUs: flat to saturation, then linear. Tiles are
-        ours; NVIDIA's *Matrix Multiplication Background User's Guide* explains the effect under
-        "tile quantization".
+        arXiv 1806.02508 (LB-BSP), the curve of GPUs: flat to saturation, then linear.
     """
 
     flat_s: FloatArray
     saturation: IntArray
     slope_s: FloatArray
-    tile: IntArray | None = None
-    _tile: IntArray = field(init=False, repr=False)
     _past: AffineTime = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
         flat = costs("PiecewiseTime(flat_s=...)", self.flat_s)
         saturation = counts("PiecewiseTime(saturation=...)", self.saturation, least=0)
         slope = costs("PiecewiseTime(slope_s=...)", self.slope_s)
-        given = np.ones(len(flat), np.int64) if self.tile is None else self.tile
-        tile = counts("PiecewiseTime(tile=...)", given, least=1)
         alike("PiecewiseTime(saturation=...)", saturation, other="flat_s", like=flat)
         alike("PiecewiseTime(slope_s=...)", slope, other="flat_s", like=flat)
-        alike("PiecewiseTime(tile=...)", tile, other="flat_s", like=flat)
-        # Past the frozen guard: the fields as arrays of our own.
-        object.__setattr__(self, "flat_s", flat)
-        object.__setattr__(self, "saturation", saturation)
-        object.__setattr__(self, "slope_s", slope)
-        object.__setattr__(self, "tile", tile)
-        object.__setattr__(self, "_tile", tile)
-        object.__setattr__(self, "_past", AffineTime(flat, slope))
+        fill(self, flat_s=flat, saturation=saturation, slope_s=slope)
+        fill(self, _past=AffineTime(flat, slope))
 
     @classmethod
     def fitted(cls, profiles: Sequence[Profile]) -> Self:
@@ -224,23 +181,17 @@ class PiecewiseTime(AbstractTimeModel):
         return len(self.flat_s)
 
     def seconds(self, batch_size: IntArray) -> FloatArray:
-        times: FloatArray = (self.flat_s + self.slope_s * self._tiles(batch_size)) * (
-            batch_size > 0
-        )
+        past = np.maximum(batch_size - self.saturation, 0)
+        times: FloatArray = (self.flat_s + self.slope_s * past) * (batch_size > 0)
         return times
 
     def largest_batch(self, budget_s: float, most: IntArray) -> IntArray:
-        # Past saturation this is an affine model of the tiles past it, bit for bit.
-        past = self._past.largest_batch(budget_s, self._tiles(most)) * self._tile
+        # Past saturation this is an affine model of the samples past it, bit for bit.
+        past = self._past.largest_batch(budget_s, np.maximum(most - self.saturation, 0))
         return np.where(self.flat_s <= budget_s, np.minimum(self.saturation + past, most), 0)
 
-    def _tiles(self, batch_size: IntArray) -> IntArray:
-        """Return the tiles past saturation, the last perhaps in part."""
-        tiles: IntArray = -(-np.maximum(batch_size - self.saturation, 0) // self._tile)
-        return tiles
 
-
-def _fit_pieces(points: Points) -> tuple[float, int, float]:
+def _fit_pieces(points: Profile) -> tuple[float, int, float]:
     """Return the flat seconds, the saturation and the slope of one worker's curve.
 
     The knee errs least of 256 between 0 and the last size but one, sought once more between its
@@ -249,16 +200,17 @@ def _fit_pieces(points: Points) -> tuple[float, int, float]:
     last = int(points.sizes[-2])
     spread = np.geomspace(1, last, NUM_CANDIDATES).round().astype(np.int64)
     knees = np.unique(np.concatenate([[0], spread, points.sizes[:-1]]))
-    best = first_best(_past(knees, points).loss)
+    *_, loss = _past(knees, points)
+    best = first_best(loss)
     low, high = knees[max(best - 1, 0)], knees[min(best + 1, len(knees) - 1)]
     between = np.linspace(low, high, NUM_CANDIDATES).round().astype(np.int64)
     knees = np.unique(np.concatenate([between, knees[best : best + 1]]))
-    lines = _past(knees, points)
-    best = first_best(lines.loss)
-    return float(lines.intercept[best]), int(knees[best]), float(lines.slope[best])
+    intercept, slope, loss = _past(knees, points)
+    best = first_best(loss)
+    return float(intercept[best]), int(knees[best]), float(slope[best])
 
 
-def _past(knees: IntArray, points: Points) -> FittedLines:
+def _past(knees: IntArray, points: Profile) -> tuple[FloatArray, FloatArray, FloatArray]:
     """Return the best lines through the samples past each knee."""
     past = np.maximum(points.sizes - knees[:, None], 0).astype(np.float64)
     return lines_through(past, points.seconds)
@@ -273,8 +225,7 @@ class AffineTime(AbstractTimeModel):
     cost either, so an expensive worker can be left out if its smallest batch is 0.
 
     Right for a CPU, and for a GPU past saturation. Wrong below saturation, where a GPU takes
-    about the same time for any batch (``PiecewiseTime``), and where kernels come in tiles
-    (the same, with a ``tile``).
+    about the same time for any batch (``PiecewiseTime``), and where kernels come in tiles.
 
     Args:
         intercept_s: fixed cost $a$ of a step in seconds, finite and at least 0,
@@ -299,12 +250,9 @@ class AffineTime(AbstractTimeModel):
         slope = costs("AffineTime(slope_s=...)", self.slope_s)
         alike("AffineTime(slope_s=...)", slope, other="intercept_s", like=intercept)
         flat = slope == 0
-        # Past the frozen guard: the fields as arrays of our own, and what `largest_batch` divides
-        # by, worked out once because the solver calls it many times.
-        object.__setattr__(self, "intercept_s", intercept)
-        object.__setattr__(self, "slope_s", slope)
-        object.__setattr__(self, "_divisor", np.where(flat, 1.0, slope))
-        object.__setattr__(self, "_flat", flat if flat.any() else None)
+        fill(self, intercept_s=intercept, slope_s=slope)
+        # What `largest_batch` divides by, worked out once because the solver calls it many times.
+        fill(self, _divisor=np.where(flat, 1.0, slope), _flat=flat if flat.any() else None)
 
     @property
     def world_size(self) -> int:
@@ -382,13 +330,12 @@ class CubicTime(AbstractTimeModel):
         alike("CubicTime(most=...)", most, other="coefficients[:, 0]", like=coefficients[:, 0])
         table, ranks = _table(coefficients, most), np.arange(len(most))
         last_s = table[ranks, most]
-        _check(last_s)
+        rule = "give a finite, positive time somewhere on 1..most"
+        remedy = "Give p3, p2, p1, p0 in this order, in seconds."
+        valid = np.isfinite(last_s) & (last_s > 0)
+        check_ranks("CubicTime(coefficients=...)", last_s, valid, rule, remedy)
         slope = np.maximum(last_s - table[ranks, most - 1], last_s / most)
-        # Past the frozen guard: the fields as arrays of our own, and what they amount to.
-        object.__setattr__(self, "coefficients", coefficients)
-        object.__setattr__(self, "most", most)
-        object.__setattr__(self, "_table", table)
-        object.__setattr__(self, "_slope_past", slope)
+        fill(self, coefficients=coefficients, most=most, _table=table, _slope_past=slope)
 
     @classmethod
     def fitted(cls, profiles: Sequence[Profile]) -> Self:
@@ -427,10 +374,7 @@ def _coefficients(value: FloatArray) -> FloatArray:
         remedy = "Give p3, p2, p1 and p0 of every worker; 0 for what a shorter fit lacks."
         raise invalid(name, "have shape (world_size, 4)", answer.shape, remedy)
     finite = np.isfinite(answer).all(axis=1)
-    if not finite.all():
-        rank = int(np.argmin(finite))
-        got, remedy = f"{answer[rank]} on rank {rank}", "Leave out what was not measured."
-        raise invalid(name, "be finite on every rank", got, remedy)
+    check_ranks(name, answer, finite, "be finite", "Leave out what was not measured.")
     return answer
 
 
@@ -447,19 +391,7 @@ def _table(coefficients: FloatArray, most: IntArray) -> FloatArray:
     return table
 
 
-def _check(last_s: FloatArray) -> None:
-    valid = np.isfinite(last_s) & (last_s > 0)
-    if not valid.all():
-        rank = int(np.argmin(valid))
-        raise invalid(
-            "CubicTime(coefficients=...)",
-            "give a finite, positive time somewhere on 1..most, on every rank",
-            f"{last_s[rank]} s for the largest on rank {rank}",
-            "Give p3, p2, p1, p0 in this order, in seconds.",
-        )
-
-
-def _fit(points: Points) -> tuple[float, float, float, float]:
+def _fit(points: Profile) -> tuple[float, float, float, float]:
     r"""Return the coefficients of one worker's cubic, the highest power first.
 
     With $u = b / m$, $m$ the largest size measured, it is a constant plus

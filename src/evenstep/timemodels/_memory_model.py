@@ -112,12 +112,12 @@ class MemoryModel:
         fitted = np.where(known & (peaks <= capacity[:, None]), sizes, 0).max(axis=1)
         burst = np.where(known & (peaks > capacity[:, None]), sizes, UNSEEN).min(axis=1)
 
-        line = _raised_line(sizes, peaks)
-        room = self.safety * capacity - line.at_top
-        doubt = _ratio(2 * self.noise * line.at_top, line.span, otherwise=np.inf)
-        steep = np.minimum(line.slope + doubt, _ratio(line.at_top, line.top, otherwise=0.0))
-        slope = np.where(room < 0, line.slope, steep)
-        fits = line.top + _ratio(room, slope, otherwise=np.where(room < 0, -np.inf, np.inf))
+        least, top, at_top, span = _raised_line(sizes, peaks)
+        room = self.safety * capacity - at_top
+        doubt = _ratio(2 * self.noise * at_top, span, otherwise=np.inf)
+        steep = np.minimum(least + doubt, _ratio(at_top, top, otherwise=0.0))
+        slope = np.where(room < 0, least, steep)
+        fits = top + _ratio(room, slope, otherwise=np.where(room < 0, -np.inf, np.inf))
         grown = np.maximum(self.growth * fitted, at_least)
         fits = np.where(fitted > 0, np.minimum(fits, grown), fits)
         # A hair more: 0.9 * 100 / 9 shall count as 10.
@@ -125,21 +125,14 @@ class MemoryModel:
         return np.where(known.any(axis=1), np.maximum(np.maximum(cap, fitted), 1), default)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Line:
-    """A line above every known peak, neither its slope nor its start negative.
+def _raised_line(
+    sizes: IntArray, peaks: IntArray
+) -> tuple[FloatArray, FloatArray, FloatArray, FloatArray]:
+    """Return a line above every known peak, neither its slope nor its start negative.
 
-    At ``top``, the largest size visited, it needs ``at_top`` bytes; ``span`` is how far below that
-    the smallest lies. All ``(world_size,)``.
+    Its slope; the largest size visited, and the bytes that the line has there; and how far below
+    that the smallest size lies. All ``(world_size,)``.
     """
-
-    slope: FloatArray
-    top: FloatArray
-    at_top: FloatArray
-    span: FloatArray
-
-
-def _raised_line(sizes: IntArray, peaks: IntArray) -> _Line:
     known = sizes > 0
     count = known.sum(axis=1)
     top = sizes[:, -1].astype(np.float64)
@@ -152,7 +145,7 @@ def _raised_line(sizes: IntArray, peaks: IntArray) -> _Line:
     slope = _ratio((off_size * off_peak).sum(axis=1), (off_size**2).sum(axis=1), otherwise=np.nan)
     slope = np.where(count > 1, np.clip(slope, 0, to_scale), to_scale)
     base = np.where(known, peaks - slope[:, None] * sizes, 0).max(axis=1)
-    return _Line(slope, top, np.maximum(base, 0) + slope * top, np.maximum(top - smallest, 0))
+    return slope, top, np.maximum(base, 0) + slope * top, np.maximum(top - smallest, 0)
 
 
 def _ratio(

@@ -364,7 +364,7 @@ def test_a_step_may_take_as_long_as_the_user_says():
 
 @pytest.mark.parametrize(
     ("row", "words"),
-    [(["UnitsReply", 3, 7.0], "`UnitsReply`"), (["LaterKind"], "LaterKind")],
+    [(["Units", 3, 7.0], "`Units`"), (["LaterKind"], "LaterKind")],
 )
 def test_a_message_that_a_server_has_no_use_for_ends_the_run_by_name(row, words):
     """It is never dropped: a later version may mean something by it."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings, check_fields
 from ...exceptions import invalid
 from ...solve._allocate import apportion
-from .._base import AbstractPolicy, equal_split, with_floor
+from .._base import AbstractPolicy, check_one_each, equal_split, with_floor
 from ._moves import see
 
 EARLY_BAND = 1.75
@@ -89,13 +89,7 @@ class DynamicBatching(AbstractPolicy[dict[str, Any]]):
         world_size = cluster.world_size
         held, reason = equal_split(cluster), "equal: nothing measured yet"
         if self.speeds is not None:
-            if len(self.speeds) != world_size:
-                raise invalid(
-                    "DynamicBatching(speeds=...)",
-                    f"have {world_size} entries, one per rank",
-                    f"{len(self.speeds)} of them",
-                    "Add or remove some.",
-                )
+            check_one_each("DynamicBatching(speeds=...)", self.speeds, world_size)
             held = apportion(np.array(self.speeds, np.float64), cluster)
             reason = "static: in proportion to the speeds given"
         state = {
@@ -115,12 +109,11 @@ class DynamicBatching(AbstractPolicy[dict[str, Any]]):
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
     ) -> Decision[dict[str, Any]]:
-        held = see(state["held"], state["waited"], cluster=cluster, timings=timings)
-        batch_size = held.batch_size
-        state = {**state, "held": batch_size, "waited": held.waited}
-        if held.is_new:
+        state, is_new, is_measured = see(state, cluster=cluster, timings=timings)
+        batch_size = state["held"]
+        if is_new:
             state = _resized(state, batch_size, np.zeros(len(batch_size)))
-        if not held.measured:
+        if not is_measured:
             return Decision(batch_size, state, "held: waiting for a step with these sizes")
 
         state = self._average(state, timings)

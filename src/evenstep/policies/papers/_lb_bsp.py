@@ -11,10 +11,10 @@ import numpy as np
 from ..._types import Cluster, Decision, FloatArray, StepTimings, check_fields
 from ...exceptions import invalid
 from ...prediction import AbstractPredictor, Narx
-from ...solve._allocate import allocate, apportion
+from ...solve._allocate import allocate, apportion, check_world
 from ...timemodels import AbstractTimeModel
 from .._base import AbstractPolicy, equal_split, with_floor
-from ._moves import Pair, find_pair, moved, overshoots, see, spread
+from ._moves import find_pair, moved, overshoots, see, spread
 
 
 @final
@@ -88,13 +88,7 @@ class LbBsp2018(AbstractPolicy[dict[str, Any]]):
         return Decision(apportion(speed, with_floor(cluster)), {"predictor": foreseen}, reason)
 
     def _solved(self, cluster: Cluster, profile: AbstractTimeModel) -> Decision[dict[str, Any]]:
-        if profile.world_size != cluster.world_size:
-            raise invalid(
-                "LbBsp2018(profile=...)",
-                f"speak of the cluster's {cluster.world_size} workers",
-                profile.world_size,
-                "Give one curve per rank.",
-            )
+        check_world("LbBsp2018(profile=...)", profile, cluster)
         best = allocate(profile, cluster)
         return Decision(best, {}, f"{profile.seconds(best).max():.3g} s by the profile")
 
@@ -198,17 +192,16 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
     ) -> Decision[dict[str, Any]]:
         cluster = with_floor(cluster)
-        held = see(state["held"], state["waited"], cluster=cluster, timings=timings)
-        state = {**state, "held": held.batch_size, "waited": held.waited}
-        if held.is_new:
+        state, is_new, is_measured = see(state, cluster=cluster, timings=timings)
+        if is_new:
             state = {**state, "sum_s": np.zeros(cluster.world_size), "num_steps": 0, "leader": -1}
-        if not held.measured:
+        if not is_measured:
             return _decided(state, "held: waiting for a step with these sizes")
 
-        step_s = np.where(held.batch_size > 0, timings.compute_s, 0.0)
+        step_s = np.where(state["held"] > 0, timings.compute_s, 0.0)
         sum_s, num_steps = state["sum_s"] + step_s, state["num_steps"] + 1
         mean_s = sum_s / num_steps
-        imbalance = spread(mean_s, held.batch_size)
+        imbalance = spread(mean_s, state["held"])
         changed = imbalance > 4 * max(self.dead_band, state["level"])
         if num_steps < self.window or (num_steps < state["window"] and not changed):
             state = {**state, "sum_s": sum_s, "num_steps": num_steps}
@@ -243,7 +236,9 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
             state = {**state, **self._restored(state, self._delta(cluster))}
         if amount == 0:
             return _decided(state, f"held: imbalance {imbalance:.1%}, bounds in the way")
-        return _after(state, pair, amount, imbalance)
+        state = {**state, "held": moved(held, pair, amount), "leader": pair.leader}
+        who = f"rank {pair.straggler} to {pair.leader}"
+        return _decided(state, f"moved {amount} from {who}: imbalance {imbalance:.1%}")
 
     def _shrunk(self, state: dict[str, Any]) -> dict[str, Any]:
         """Return smaller moves after longer looks."""
@@ -268,12 +263,3 @@ class LbBsp2020(AbstractPolicy[dict[str, Any]]):
 
 def _decided(state: dict[str, Any], reason: str) -> Decision[dict[str, Any]]:
     return Decision(state["held"], state, reason)
-
-
-def _after(
-    state: dict[str, Any], pair: Pair, amount: int, imbalance: float
-) -> Decision[dict[str, Any]]:
-    """Return the decision to move ``amount`` samples."""
-    state = {**state, "held": moved(state["held"], pair, amount), "leader": pair.leader}
-    who = f"rank {pair.straggler} to {pair.leader}"
-    return _decided(state, f"moved {amount} from {who}: imbalance {imbalance:.1%}")

@@ -9,10 +9,10 @@ import numpy as np
 
 from ..._types import Cluster, Decision, FloatArray, IntArray, StepTimings, check_fields
 from ...exceptions import invalid
-from ...solve._allocate import allocate
+from ...solve._allocate import allocate, check_world
 from ...timemodels import CubicTime
 from ...timemodels._curves import AffineTime
-from .._base import AbstractPolicy, equal_split
+from .._base import AbstractPolicy, check_one_each, equal_split
 from ._moves import find_pair, moved, overshoots, see, spread
 
 
@@ -82,23 +82,11 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
             raise invalid("Lbb(intercept_s=...)", rule, self.intercept_s, remedy)
 
     def init(self, cluster: Cluster) -> Decision[dict[str, Any]]:
-        given = self.intercept_s
-        if given is not None and len(given) != cluster.world_size:
-            raise invalid(
-                "Lbb(intercept_s=...)",
-                f"have {cluster.world_size} entries, one per rank",
-                f"{len(given)} of them",
-                "Add or remove some.",
-            )
+        if self.intercept_s is not None:
+            check_one_each("Lbb(intercept_s=...)", self.intercept_s, cluster.world_size)
         held, reason = equal_split(cluster), "equal: nothing measured yet"
         if self.profile is not None:
-            if self.profile.world_size != cluster.world_size:
-                raise invalid(
-                    "Lbb(profile=...)",
-                    f"speak of the cluster's {cluster.world_size} workers",
-                    self.profile.world_size,
-                    "Give one cubic per rank.",
-                )
+            check_world("Lbb(profile=...)", self.profile, cluster)
             held = allocate(self.profile, cluster)
             reason = f"{self.profile.seconds(held).max():.3g} s by the profile"
         state = {"held": held, "waited": 0, "watch": 0, "slope_s": np.zeros(cluster.world_size)}
@@ -107,12 +95,11 @@ class Lbb(AbstractPolicy[dict[str, Any]]):
     def update(
         self, cluster: Cluster, timings: StepTimings, state: dict[str, Any]
     ) -> Decision[dict[str, Any]]:
-        held = see(state["held"], state["waited"], cluster=cluster, timings=timings)
-        batch_size = held.batch_size
-        state = {**state, "held": batch_size, "waited": held.waited}
-        if held.is_new:  # sizes from elsewhere: the last rapid step was not tried
+        state, is_new, is_measured = see(state, cluster=cluster, timings=timings)
+        batch_size = state["held"]
+        if is_new:  # sizes from elsewhere: the last rapid step was not tried
             state = {**state, "watch": 0}
-        if not held.measured:
+        if not is_measured:
             return Decision(batch_size, state, "held: waiting for a step with these sizes")
 
         step_s = np.where(batch_size > 0, timings.compute_s, 0.0)

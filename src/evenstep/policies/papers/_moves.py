@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -14,38 +15,34 @@ PATIENCE = 2
 """Steps under other sizes that are waited out: a device may report one or two steps late."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Held:
-    """The split in force, as far as a rule can know.
+def see(
+    state: dict[str, Any], *, cluster: Cluster, timings: StepTimings
+) -> tuple[dict[str, Any], bool, bool]:
+    """Take in a step beside the split that was decided last, as far as a rule can know it.
 
     Rules that correct the sizes they measured go wrong when a measurement comes from other
     sizes: a move would be made twice. Such steps are left out. After more than ``PATIENCE`` of
     them in a row those sizes are evidently kept on purpose, by a wrapper perhaps, and they count.
 
-    Attributes:
-        batch_size: local batch sizes, ``(world_size,)``, feasible.
-        waited: full steps in a row that were measured under other sizes.
-        measured: whether the newest step was computed with these sizes.
-        is_new: whether the sizes are other than those handed in.
+    Args:
+        state: of the rule: in ``held`` the local batch sizes, ``(world_size,)``, in ``waited`` the
+            full steps in a row that were measured under other sizes.
+        cluster: the bounds, by which the sizes are made feasible.
+        timings: of the step.
+
+    Returns:
+        The state with both as they are now; whether the sizes are other ones; and whether the step
+        was computed with them.
     """
-
-    batch_size: IntArray
-    waited: int
-    measured: bool
-    is_new: bool
-
-
-def see(held: IntArray, waited: int, *, cluster: Cluster, timings: StepTimings) -> Held:
-    """Return what is in force, given the split decided last and the newest step."""
-    fitted = refit(held, cluster)
-    is_new = fitted is not held
+    fitted, waited = refit(state["held"], cluster), state["waited"]
+    is_new = fitted is not state["held"]
     if np.array_equal(timings.batch_size, fitted):
-        return Held(fitted, 0, measured=True, is_new=is_new)
+        return {**state, "held": fitted, "waited": 0}, is_new, True
     if timings.batch_size.sum() != cluster.global_batch_size:  # the short last step of an epoch
-        return Held(fitted, waited, measured=False, is_new=is_new)
+        return {**state, "held": fitted}, is_new, False
     if waited < PATIENCE or not is_feasible(timings.batch_size, cluster):
-        return Held(fitted, waited + 1, measured=False, is_new=is_new)
-    return Held(timings.batch_size.copy(), 0, measured=True, is_new=True)
+        return {**state, "held": fitted, "waited": waited + 1}, is_new, False
+    return {**state, "held": timings.batch_size.copy(), "waited": 0}, True, True
 
 
 @dataclass(frozen=True, slots=True)

@@ -342,7 +342,7 @@ class _ShardedForwards(StepObserver):
     def begin_forward(self, num_samples: int, *, is_last: bool) -> None:
         if is_last or self._meeting.equal_forwards:
             lost = self._exchange.lost_ranks  # as `enter_collective`, without a call
-            lost.thread_id, lost.watch.collective_s = threading.get_ident(), monotonic()
+            lost.thread_id, lost.collective_s = threading.get_ident(), monotonic()
 
 
 def _refuse_static_graph(model: BalancedModel) -> None:

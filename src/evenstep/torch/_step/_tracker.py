@@ -348,7 +348,7 @@ class StepTracker:
         elif reduced:
             self._exchange.divergence.send(reduced)
         lost = self._lost_ranks  # as `enter_collective`, without a call
-        lost.thread_id, lost.watch.collective_s = threading.get_ident(), monotonic()
+        lost.thread_id, lost.collective_s = threading.get_ident(), monotonic()
         for backward_done in self._at_backward_done:
             backward_done()
 
@@ -358,7 +358,7 @@ class StepTracker:
         for call in self._at_reduced:
             call()
         self.recorder.waited(opens=self._step is not None and not self._step.reported)
-        self._lost_ranks.watch.collective_s = None
+        self._lost_ranks.collective_s = None
 
     def close(self) -> None:
         """Report what is still to be: all ranks end with the newest step, even if unused.
