@@ -266,7 +266,7 @@ def test_a_device_is_asked_on_the_thread_that_trains(is_late):
     line = SimpleNamespace(report=lambda step, made, **_: sent.append(made))  # unasked
     Clock.is_late = is_late
     meter = Recorder(StepMeter(Clock()))
-    reporter = Reporter(line, meter, CompileWatch(), (), exact=False)
+    reporter = Reporter(line, meter, CompileWatch(), exact=False)
     meter.begin()
     watch.pass_by(2.0)
     meter.end()
@@ -304,7 +304,7 @@ class Clues:
 
 def test_what_was_noticed_in_a_step_goes_with_its_times(watch):
     sent, meter = Straight(), Recorder(StepMeter(HostClock(watch)), clues=Clues())
-    reporter = Reporter(sent, meter, CompileWatch(), (), exact=False)
+    reporter = Reporter(sent, meter, CompileWatch(), exact=False)
     for step in range(3):
         meter.next_step(step)
         meter.begin()
@@ -327,7 +327,7 @@ def test_a_model_on_a_stream_of_its_own_is_timed():
     loop, model, sent = Queue(), Queue(), Straight()
     current = [loop]
     clock = AcceleratorClock(torch.device("xpu"), lambda device: current[-1].record(device))
-    reporter = Reporter(sent, meter := Recorder(StepMeter(clock)), CompileWatch(), (), exact=False)
+    reporter = Reporter(sent, meter := Recorder(StepMeter(clock)), CompileWatch(), exact=False)
     for step in range(3):
         loop.handed_over_s = loop.done_s = 3.0 * step
         meter.next_step(step)
@@ -346,7 +346,7 @@ def test_a_model_on_a_stream_of_its_own_is_timed():
 def test_notes_that_nobody_works_out_stay_few_and_end_no_training(watch, caplog):
     """The channel's thread may be stopped; a fault in a note is logged, and measuring ends."""
     meter = Recorder(StepMeter(HostClock(watch)))
-    reporter = Reporter(Straight(), meter, CompileWatch(), (), exact=False)
+    reporter = Reporter(Straight(), meter, CompileWatch(), exact=False)
     meter.note((lambda: 1 / 0,))
     most = 0
     for step in range(3000):

@@ -15,7 +15,7 @@ from evenstep.exceptions import WorkerLostError
 from evenstep.testing import run_workers
 from evenstep.torch import Balancer, Runtime
 from evenstep.torch._exchange._side_group import Bracket, SideGroup, open_side
-from evenstep.torch._exchange._startup import RollCall, WorkerFacts, addresses_of, roll_call
+from evenstep.torch._exchange._startup import WorkerFacts, addresses_of, await_all, roll_call
 from evenstep.torch._session import open_channel
 
 from ..exchange.exchanges import alone, rendezvous
@@ -130,24 +130,22 @@ def test_rank_zero_is_reached_where_it_was_said(
     assert ranks[1].shared["addresses"][:1] == expected
 
 
-def call_of(store, rank, num_ranks=3, **settings):
-    """Return one rank's part of a roll call."""
-    settings = {"environment": {}, **settings}
-    return RollCall(store, "evenstep/0", num_ranks=num_ranks, rank=rank, **settings)
+def come(store, rank, limit_s, *, ranks=(0, 1, 2)):
+    """Be one rank of a roll call."""
+    await_all(store, "evenstep/0", rank, ranks, limit_s)
 
 
 def test_all_that_come_go_on_and_may_come_again():
     """Each balancer of a process calls the roll."""
     store = dist.HashStore()
     for _ in range(3):
-        calls = [call_of(store, rank) for rank in range(3)]
         with ThreadPoolExecutor(3) as ranks:
-            assert list(ranks.map(lambda call: call.wait(30.0), calls)) == [None] * 3
+            assert list(ranks.map(lambda rank: come(store, rank, 30.0), range(3))) == [None] * 3
 
 
 def test_the_wait_may_be_for_any_time():
     """As `Runtime(hang_s=math.inf)` has it, which no clock of the system can count to."""
-    call_of(dist.HashStore(), 0, num_ranks=1).wait(math.inf)
+    come(dist.HashStore(), 0, math.inf, ranks=(0,))
 
 
 @pytest.mark.parametrize(
@@ -157,8 +155,8 @@ def test_who_does_not_come_is_named(came, named):
     """By all who did, though they all came to an earlier one."""
     store = dist.HashStore()
     with ThreadPoolExecutor(3) as ranks:
-        list(ranks.map(lambda rank: call_of(store, rank).wait(30.0), range(3)))
-        waiting = [ranks.submit(call_of(store, rank).wait, 0.2) for rank in came]
+        list(ranks.map(lambda rank: come(store, rank, 30.0), range(3)))
+        waiting = [ranks.submit(come, store, rank, 0.2) for rank in came]
 
     for each in waiting:
         with pytest.raises(WorkerLostError, match=f"{named}.*hang_s") as caught:
@@ -169,7 +167,7 @@ def test_who_does_not_come_is_named(came, named):
 def test_who_has_another_rank_among_all_is_named_by_both():
     """In a process group of some of the ranks, as the data-parallel one of a mesh."""
     with pytest.raises(WorkerLostError, match=r"Rank 1 \(rank 3 of all\) was lost"):
-        call_of(dist.HashStore(), 0, num_ranks=2, numbers=(1, 3)).wait(0.1)
+        come(dist.HashStore(), 0, 0.1, ranks=(1, 3))
 
 
 class Broken:
@@ -190,12 +188,13 @@ class Silent:
         raise RuntimeError("too late")
 
 
-def test_a_store_that_broke_names_its_host():
+def test_a_store_that_broke_names_its_host(monkeypatch):
     """That is rank 0, unless torchrun hosts it."""
     with pytest.raises(WorkerLostError, match=r"Rank 0 was lost.*Connection reset by peer"):
-        call_of(Broken(), 1).wait(30.0)
+        come(Broken(), 1, 30.0)
+    monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     with pytest.raises(RuntimeError, match=r"torchrun's, broke: Connection reset") as caught:
-        call_of(Broken(), 1, environment={"TORCHELASTIC_USE_AGENT_STORE": "True"}).wait(30.0)
+        come(Broken(), 1, 30.0)
     assert not isinstance(caught.value, WorkerLostError)
 
 
@@ -203,7 +202,7 @@ def test_a_store_that_is_silent_names_its_host_in_time():
     """No call of the store's comes back."""
     store = Silent()
     with pytest.raises(WorkerLostError, match=r"Rank 0 was lost.*no answer within 0.1 s"):
-        call_of(store, 1).wait(0.1)
+        come(store, 1, 0.1)
     store.gate.set()
 
 

@@ -42,7 +42,6 @@ from ._model._models import device_of
 from ._model._wrapping import Wrapping
 from ._options import CudaMemory, Runtime
 from ._prepared_run import PreparedRun
-from ._step._reporter import MachineMeasure, Measure, MemoryMeasure
 from ._step._tracker import StepTracker
 
 _MOST_VIEWS = 8  # of each sample, in the sizes that an error names
@@ -396,6 +395,9 @@ class Session:
         if parts.reduction is not None:
             parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit)
             observers.append(parts.reduction)
+        memory = parts.runtime.memory  # nothing is read on a CPU, for most policies
+        if memory is None and device.type == "cuda":
+            memory = CudaMemory(device)
         self.steps.open(
             self.exchange,
             recorder,
@@ -406,7 +408,8 @@ class Session:
             exact=parts.runtime.freshness == "exact",
             cuts=cuts,
             identifies_samples=parts.runtime.sample_seed is not None,
-            measures=self._measures(device),
+            memory=memory,
+            machine=machine_reader_of(parts.policy, parts.runtime.machine),
             versions=parts.models.version,
             peers=peers,
             observers=observers,
@@ -435,15 +438,6 @@ class Session:
             has_streams=any(isinstance(loader, StreamLoader) for loader in parts.loaders),
         )
         return Planner(parts.policy, job, memory, claims=claims)
-
-    def _measures(self, device: torch.device) -> list[Measure]:
-        """Return what is read beside each step's time; nothing on a CPU, for most policies."""
-        runtime, found = self._parts.runtime, list[Measure]()
-        if runtime.memory is not None or device.type == "cuda":
-            found.append(MemoryMeasure(runtime.memory or CudaMemory(device)))
-        if (machine := machine_reader_of(self._parts.policy, runtime.machine)) is not None:
-            found.append(MachineMeasure(machine))
-        return found
 
     def _listen(self, peers: PeerGroup | None) -> None:
         """Subscribe the loaders to plans: those of the peer that leads, where this rank follows."""

@@ -24,6 +24,7 @@ import torch.distributed as dist
 from torch import nn
 
 from ..._exchange._channel import VERSION, ProtocolError, check_versions
+from ..._exchange._exchange import Exchange
 from ..._planner import Plan
 from ..._private_torch import process_groups
 from ...exceptions import invalid
@@ -88,16 +89,6 @@ class Bracket:
                 watch.leave_collective()
 
 
-class Notice(Protocol):
-    """Says whether a rank was asked to stop.
-
-    Attributes:
-        stopping: as of the newest plan point.
-    """
-
-    stopping: bool
-
-
 class PeerGroup:
     """The ranks with which this one shares each batch. Collective: all of them make it together.
 
@@ -124,21 +115,21 @@ class PeerGroup:
         with self._changed:
             self._news.append(plan)
 
-    def agree(self, plan: Plan, notice: Notice) -> Plan:
+    def agree(self, plan: Plan, exchange: Exchange) -> Plan:
         """Return the leader's plan, once the listeners got all up to it: the plan point.
 
         Args:
             plan: this rank's own.
-            notice: what this rank's balanced group knows, each group of its own ranks alone. A
-                notice to any of the peers' groups becomes one to all.
+            exchange: of this rank's balanced group: each knows only whether one of its own ranks
+                was asked to stop. What any of the peers' groups knows, all do afterwards.
         """
         with self._changed:
             news = [new for new in self._news if new.epoch <= plan.epoch]
             self._news = [new for new in self._news if new.epoch > plan.epoch]
         said: list[Any] = [None] * len(self.ranks)
         with self._bracket():
-            dist.all_gather_object(said, (notice.stopping, news, plan), group=self._group)
-        notice.stopping = any(stopping for stopping, *_ in said)
+            dist.all_gather_object(said, (exchange.stopping, news, plan), group=self._group)
+        exchange.stopping = any(stopping for stopping, *_ in said)
         _, news, agreed = said[0]
         for new in news:
             for listener in tuple(self._listeners):

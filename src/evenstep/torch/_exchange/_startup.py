@@ -8,14 +8,14 @@ import os
 import socket
 import sys
 import threading
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from dataclasses import astuple, dataclass
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from time import monotonic
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -183,13 +183,6 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.002, 0.25  # between two questions to the s
 _AGENTS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
-class Store(Protocol):
-    """As torch's."""
-
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a counter, 0 at first, and return it."""
-
-
 def roll_call(process_group: dist.ProcessGroup | None, limit_s: float | None) -> None:
     """Wait until all ranks of a process group have come to this call. Collective.
 
@@ -212,109 +205,75 @@ def roll_call(process_group: dist.ProcessGroup | None, limit_s: float | None) ->
         return
     group = dist.group.WORLD if process_group is None else process_group
     assert group is not None
-    call = RollCall(
-        default_store(),
-        f"evenstep/{group.group_name}",
-        num_ranks=len(ranks),
-        rank=dist.get_rank(process_group),
-        numbers=ranks,
-    )
-    call.wait(limit_s)
+    prefix, rank = f"evenstep/{group.group_name}", dist.get_rank(process_group)
+    await_all(default_store(), prefix, rank, ranks, limit_s)
 
 
-class RollCall:
-    """One roll call.
+def await_all(store: Any, prefix: str, rank: int, numbers: Sequence[int], limit_s: float) -> None:
+    """Wait until all of some ranks have come to this call.
 
     Args:
-        store: that all ranks share.
+        store: of torch, that they share.
         prefix: of its keys; the same on all ranks, and no other's.
-        num_ranks: how many have to come.
         rank: of them, this process.
-        numbers: the rank that each has among all processes; None is the same.
-        environment: says whether torchrun hosts the store.
+        numbers: the rank that each has among all processes.
+        limit_s: seconds after which those that are missing count as lost.
+
+    Raises:
+        WorkerLostError: as in ``roll_call``.
     """
+    # In a thread, since no call of the store's comes back once its host was stopped.
+    answers: SimpleQueue[list[int] | Exception] = SimpleQueue()
 
-    def __init__(
-        self,
-        store: Store,
-        prefix: str,
-        *,
-        num_ranks: int,
-        rank: int,
-        numbers: Sequence[int] | None = None,
-        environment: Mapping[str, str] = os.environ,
-    ) -> None:
-        self._store, self._prefix = store, prefix
-        self._num_ranks, self._rank = num_ranks, rank
-        self._numbers = range(num_ranks) if numbers is None else numbers
-        self._is_agents = environment.get(_AGENTS_STORE) == "True"
-
-    def wait(self, limit_s: float) -> None:
-        """Wait until all have come.
-
-        Raises:
-            WorkerLostError: as in ``roll_call``.
-        """
-        # In a thread, since no call of the store's comes back once its host was stopped.
-        answers: SimpleQueue[list[int] | Exception] = SimpleQueue()
-        asking = threading.Thread(
-            target=_answer, args=(answers, lambda: self._missing(limit_s)), daemon=True
-        )
-        asking.start()
+    def ask() -> None:
         try:
-            most_s = None if math.isinf(limit_s) else limit_s + 2 * _LONGEST_PAUSE_S
-            found = answers.get(timeout=most_s)
-        except Empty:
-            found = TimeoutError(f"no answer within {limit_s:g} s")
-        if isinstance(found, Exception):
-            raise self._broken(found) from found
-        if found:
-            raise self._lost(found, limit_s)
+            answers.put(_missing(store, prefix, rank, len(numbers), limit_s))
+        except Exception as error:  # of the store's
+            answers.put(error)
 
-    def _missing(self, limit_s: float) -> list[int]:
-        """Come, and return who has not within the limit."""
-        number = self._store.add(f"{self._prefix}/{self._rank}", 1)  # of this roll call
-        arrived = f"{self._prefix}/{number}/arrived"
-        count, pause_s, until_s = self._store.add(arrived, 1), _FIRST_PAUSE_S, monotonic() + limit_s
-        waiting = threading.Event()
-        while count < self._num_ranks and monotonic() < until_s:
-            waiting.wait(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-            count = self._store.add(arrived, 0)
-        if count >= self._num_ranks:
-            return []
-        came = [self._store.add(f"{self._prefix}/{rank}", 0) for rank in range(self._num_ranks)]
-        return [rank for rank, times in enumerate(came) if times < number]
-
-    def _broken(self, error: Exception) -> Exception:
-        if self._is_agents:
-            return RuntimeError(f"The store of the process group, torchrun's, broke: {error}")
-        return WorkerLostError(
-            0,
-            "Rank 0 was lost before all ranks reached `Balancer.prepare`: the process group's "
-            f"store, which it hosts, broke or stopped answering ({error}).",
-        )
-
-    def _lost(self, missing: list[int], limit_s: float) -> WorkerLostError:
-        names = ", ".join(map(self._name, missing))
-        which = f"Rank {names} was" if len(missing) == 1 else f"Ranks {names} were"
-        return WorkerLostError(
-            missing[0],
+    threading.Thread(target=ask, daemon=True).start()
+    try:
+        most_s = None if math.isinf(limit_s) else limit_s + 2 * _LONGEST_PAUSE_S
+        found = answers.get(timeout=most_s)
+    except Empty:
+        found = TimeoutError(f"no answer within {limit_s:g} s")
+    if isinstance(found, Exception):
+        raise _broken(found) from found
+    if found:
+        names = [f"{at}" + f" (rank {numbers[at]} of all)" * (at != numbers[at]) for at in found]
+        which = f"Rank {names[0]} was" if len(names) == 1 else f"Ranks {', '.join(names)} were"
+        raise WorkerLostError(
+            found[0],
             f"{which} lost: it did not reach `Balancer.prepare` within {limit_s:g} s of this rank "
             "(if it was only slow, raise `Runtime(hang_s=...)`, or call "
             "`torch.distributed.barrier()` first).",
         )
 
-    def _name(self, rank: int) -> str:
-        number = self._numbers[rank]
-        return f"{rank}" if number == rank else f"{rank} (rank {number} of all)"
+
+def _missing(store: Any, prefix: str, rank: int, num_ranks: int, limit_s: float) -> list[int]:
+    """Come, and return who has not within the limit."""
+    number = store.add(f"{prefix}/{rank}", 1)  # of this roll call
+    arrived = f"{prefix}/{number}/arrived"
+    count, pause_s, until_s = store.add(arrived, 1), _FIRST_PAUSE_S, monotonic() + limit_s
+    waiting = threading.Event()
+    while count < num_ranks and monotonic() < until_s:
+        waiting.wait(pause_s)
+        pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
+        count = store.add(arrived, 0)
+    if count >= num_ranks:
+        return []
+    came = [store.add(f"{prefix}/{each}", 0) for each in range(num_ranks)]
+    return [each for each, times in enumerate(came) if times < number]
 
 
-def _answer(answers: SimpleQueue[list[int] | Exception], ask: Callable[[], list[int]]) -> None:
-    try:
-        answers.put(ask())
-    except Exception as error:  # of the store's
-        answers.put(error)
+def _broken(error: Exception) -> Exception:
+    if os.environ.get(_AGENTS_STORE) == "True":
+        return RuntimeError(f"The store of the process group, torchrun's, broke: {error}")
+    return WorkerLostError(
+        0,
+        "Rank 0 was lost before all ranks reached `Balancer.prepare`: the process group's "
+        f"store, which it hosts, broke or stopped answering ({error}).",
+    )
 
 
 @dataclass(frozen=True, slots=True)

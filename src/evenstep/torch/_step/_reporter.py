@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, Protocol, final
+from typing import Any, Protocol
 
 import torch
 from torch import nn
@@ -161,58 +161,6 @@ class CompileWatch(StepObserver):
 _TIMES_S = 0.5
 
 
-class Measure(Protocol):
-    """Reads something beside a step's time."""
-
-    def begin(self) -> None:
-        """Note that a step begins."""
-
-    def read(self) -> dict[str, Any]:
-        """Return fields of the step's report, now that its backward is done."""
-
-
-@final
-class MemoryMeasure:
-    """The step's peak of memory, and what the device offers.
-
-    Args:
-        reader: the device's, or the user's own.
-    """
-
-    def __init__(self, reader: MemoryReader) -> None:
-        self._reader = reader
-
-    def begin(self) -> None:
-        with blaming(self._reader):
-            self._reader.reset()
-
-    def read(self) -> dict[str, Any]:
-        with blaming(self._reader):
-            return {
-                "peak_bytes": int(self._reader.peak_bytes()),
-                "capacity_bytes": int(self._reader.capacity_bytes()),
-            }
-
-
-@final
-class MachineMeasure:
-    """What this rank can have of its machine.
-
-    Args:
-        reader: this system's, or the user's own.
-    """
-
-    def __init__(self, reader: MachineReader) -> None:
-        self._reader = reader
-
-    def begin(self) -> None:
-        """Do nothing: the time since the call before counts."""
-
-    def read(self) -> dict[str, Any]:
-        free_cpu, free_memory_bytes = read_by(self._reader) or (None, 0)
-        return {"free_cpu": free_cpu, "free_memory_bytes": free_memory_bytes}
-
-
 class Reporter:
     """Sends one message a step, with the measurements that are complete by then.
 
@@ -223,7 +171,8 @@ class Reporter:
         exchange: carries reports.
         recorder: has noted where the time of a step went.
         watch: notices what is compiled in a step.
-        measures: what is read beside the time.
+        memory: read at each step beside the time; None reads none.
+        machine: likewise, what this rank can have of its machine.
         exact: whether to wait for the device, so that nothing is late.
 
     Attributes:
@@ -239,15 +188,16 @@ class Reporter:
         exchange: Exchange,
         recorder: Recorder,
         watch: CompileWatch,
-        measures: Iterable[Measure],
         *,
+        memory: MemoryReader | None = None,
+        machine: MachineReader | None = None,
         exact: bool,
     ) -> None:
         self._exchange = exchange
         self._recorder = recorder
         self._watch = watch
-        self._measures = tuple(measures)
-        self.reads = bool(self._measures)
+        self._memory, self._machine = memory, machine
+        self.reads = memory is not None or machine is not None
         self._exact = exact
         self._pending: list[tuple[StepState, PendingTime, dict[str, Any]]] = []
         self.limit: int | None = None
@@ -261,8 +211,9 @@ class Reporter:
         try:
             if len(self._recorder.notes) > MOST_NOTES:  # the channel's thread may be stopped
                 self._recorder.settle()
-            for measure in self._measures:
-                measure.begin()
+            if self._memory is not None:
+                with blaming(self._memory):
+                    self._memory.reset()
         except Exception as error:
             self._give_up(None, error)
 
@@ -278,7 +229,7 @@ class Reporter:
         try:
             counts = step.has_begun and step.is_clear and not step.again
             if counts and not self._watch.stalled:
-                fields = self._read() if self._measures else {}
+                fields = self._read() if self.reads else {}
                 self._recorder.note((self._measured, step, fields))
             if step.again:
                 again = (self._report(step, 0.0, self._read() | {"peak_bytes": 0}),)
@@ -348,8 +299,12 @@ class Reporter:
 
     def _read(self) -> dict[str, Any]:
         fields: dict[str, Any] = {}
-        for measure in self._measures:
-            fields |= measure.read()
+        if (memory := self._memory) is not None:
+            with blaming(memory):
+                fields["peak_bytes"] = int(memory.peak_bytes())
+                fields["capacity_bytes"] = int(memory.capacity_bytes())
+        if (machine := self._machine) is not None:
+            fields["free_cpu"], fields["free_memory_bytes"] = read_by(machine) or (None, 0)
         return fields
 
     def _give_up(self, step: int | None, error: Exception) -> None:
@@ -359,7 +314,8 @@ class Reporter:
                 step, error, "All ranks go on with equal batch sizes for the rest of the run."
             )
             self._has_failed, self._fault = True, fault_in_words(error)
-        self._measures, self.reads = (), False
+        self._memory = self._machine = None
+        self.reads = False
         self._pending.clear()
 
     def _report(self, step: StepState, compute_s: float, fields: dict[str, Any]) -> Report:

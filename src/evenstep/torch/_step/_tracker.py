@@ -15,14 +15,16 @@ from ..._diagnosis import Phase
 from ..._exchange._exchange import Exchange
 from ..._exchange._lost_ranks import LostRanks
 from ..._planner import Plan
+from ..._run._machine_reader import MachineReader
 from ..._run._step_state import LoopPosition, StepObserver, StepState, called_by
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._side_group import PeerGroup
+from .._options import MemoryReader
 from ._batch_checks import UntrackedSteps
 from ._marks import MOST_NOTES, Looks, Recorder
 from ._reductions import ForwardRecord, OutputWatch, ReductionLedger, Weights
-from ._reporter import CompileWatch, Measure, Reporter
+from ._reporter import CompileWatch, Reporter
 from ._tickets import Match, Ticket, Tickets
 
 _NUM_PEEKED = 4  # first batches of a loop, before it shows whether it fetches ahead
@@ -91,7 +93,8 @@ class StepTracker:
         cuts: bool = False,
         identifies_samples: bool = False,
         at_random: bool | None = None,
-        measures: Sequence[Measure] = (),
+        memory: MemoryReader | None = None,
+        machine: MachineReader | None = None,
         versions: Callable[[], int] = lambda: 0,
         peers: PeerGroup | None = None,
         observers: Sequence[StepObserver] = (),
@@ -108,7 +111,8 @@ class StepTracker:
             cuts: whether the loop takes micro-batches, which are used in the order they come in.
             identifies_samples: whether forwards need to know their samples, with one rank as well.
             at_random: whether samples are drawn so, for the check of the loss; None is no check.
-            measures: what is read beside the time.
+            memory: read at each step beside the time; None reads none.
+            machine: likewise, what this rank can have of its machine.
             versions: shows by a number whether parameters have changed.
             peers: ranks that get the very same batches; None if there are none.
             observers: are notified of how every step goes, besides ``watch``.
@@ -117,7 +121,9 @@ class StepTracker:
         recorder.looks = self.looks
         self._lost_ranks, self._watch = exchange.lost_ranks, watch
         self.backward_begins = partial(recorder.close_gap, Phase.BACKWARD)
-        self._reporter = Reporter(exchange, recorder, watch, measures, exact=exact)
+        self._reporter = Reporter(
+            exchange, recorder, watch, memory=memory, machine=machine, exact=exact
+        )
         self._weights = Weights(exchange, recorder, world_size, loss_reduction)
         self._cuts = cuts
         self._is_alone = world_size == 1
