@@ -53,7 +53,7 @@ def test_a_container_sees_its_own_group_at_the_mount(tmp_path, group):
     box = LinuxRoot(tmp_path, 2, group, mounted="/docker/abc")
     box.quota("", 2.0)
 
-    assert Cgroups.find(box.root).quota().cores == 2.0
+    assert Cgroups.find(box.root).quota()[0] == 2.0
 
 
 def test_no_groups_are_no_limit(tmp_path):
