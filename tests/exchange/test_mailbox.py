@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 from evenstep._exchange._divergence import DivergenceCheck
 from evenstep._exchange._mailbox import Mailbox, UnitSums
 from evenstep._exchange._message_kinds import ClaimReply, NumbersReply, StepsReply
-from evenstep._planner import Job, Planner, Report
-from evenstep._planner._base import ClaimSwitch
+from evenstep._planner import ClaimSwitch, Job, Planner, Report
 from evenstep.claims import Hybrid
 from evenstep.claims._step_claims import Claim
 

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from evenstep import Cluster, StepTimings
-from evenstep._planner import Bounds, Job, Planner, Report
-from evenstep._planner._base import ClaimSwitch
+from evenstep._planner import Bounds, ClaimSwitch, Job, Planner, Report
 from evenstep._planner._whatif import WhatIf
 from evenstep.claims import Hybrid
 from evenstep.events import ClaimsSwitched
