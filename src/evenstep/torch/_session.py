@@ -26,8 +26,8 @@ from ..events import Event, Hook
 from ..exceptions import RanksDivergedError, WorkerLostError, invalid
 from ..policies import AbstractPolicy, Auto, Equal, Fixed
 from ..timemodels._memory_model import MemoryModel
-from ._data._prepare import num_steps_of
 from ._data.loaders._stream import StreamLoader
+from ._data.order._drawing import length_of
 from ._exchange._crew import Crew
 from ._exchange._side_group import PeerGroup
 from ._exchange._startup import (
@@ -455,7 +455,7 @@ class Session:
         lead(
             self.exchange,
             planner,
-            RunSettings(parts.policy, job, num_steps_of(parts.loaders[0]), self._estimates),
+            RunSettings(parts.policy, job, length_of(parts.loaders[0]) or 0, self._estimates),
             self._pass_on,
             hosts=[worker.host for worker in facts],
             devices=[worker.device for worker in facts],

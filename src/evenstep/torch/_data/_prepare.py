@@ -167,14 +167,6 @@ def _said(stream: StreamKind | None, loader: DataLoader[Any]) -> StreamKind:
     )
 
 
-def num_steps_of(loader: AbstractStepLoader) -> int:
-    """Return the steps of an epoch; 0 where they are not known."""
-    try:
-        return len(loader)
-    except TypeError:
-        return 0
-
-
 def agreed_batch_size(given: int | None, loader: DataLoader[Any], world_size: int) -> int:
     """Return the global batch, from the loader or as given where the two agree."""
     if loader.batch_size is None:

@@ -59,7 +59,7 @@ def pack(value: Any) -> Packed:
     """Return ``value`` packed, or raise as `pickle` does; it may hold tensors and arrays."""
     contents: list[pickle.PickleBuffer] = []
     file = io.BytesIO()
-    pickler = _Pickler(file, protocol=5, buffer_callback=contents.append)
+    pickler = _Pickler(file, contents)
     pickler.dump(value)
 
     common, places, buffers, size = [], [], [], 0
@@ -83,14 +83,8 @@ class _Pickler(pickle.Pickler):
         shared: contents that lie in shared memory already, by the identity of their reference.
     """
 
-    def __init__(
-        self,
-        file: io.BytesIO,
-        *,
-        protocol: int,
-        buffer_callback: Callable[[pickle.PickleBuffer], None],
-    ) -> None:
-        super().__init__(file, protocol=protocol, buffer_callback=buffer_callback)
+    def __init__(self, file: io.BytesIO, contents: list[pickle.PickleBuffer]) -> None:
+        super().__init__(file, protocol=5, buffer_callback=contents.append)
         self.shared: dict[int, Tensor] = {}
 
     def reducer_override(self, obj: Any) -> Any:

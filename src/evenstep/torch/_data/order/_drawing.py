@@ -132,7 +132,7 @@ class GlobalBatches:
 
 
 def length_of(part: Any) -> int | None:
-    """Return the length of a data set or a sampler, where it knows one."""
+    """Return the length of a data set, a sampler or a loader, where it knows one."""
     try:
         return len(part)
     except Exception:  # of the user's own `__len__`, or of one that is none
