@@ -12,7 +12,7 @@ from evenstep._exchange._message_kinds import TimesReport
 from evenstep._private_torch import CollectiveCount
 from evenstep._torch_clock import AbstractClock, AcceleratorClock, HostClock
 from evenstep.torch import Balancer
-from evenstep.torch._step._marks import BlindMeter, Recorder, StepMeter
+from evenstep.torch._step._marks import Recorder, StepMeter
 from evenstep.torch._step._reporter import CompileWatch, Reporter, StepState
 
 
@@ -103,7 +103,7 @@ def test_a_claim_waits_for_the_device():
 
 def test_what_cannot_be_told_apart_has_no_time(watch):
     """FSDP2 with collectives of the script: rather nothing than a time that is mostly waiting."""
-    meter = Recorder(BlindMeter(HostClock(watch)))
+    meter = Recorder(StepMeter(HostClock(watch), mixes=True))
     meter.begin()
     watch.pass_by(1.0)
     meter.end()

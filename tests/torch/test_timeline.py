@@ -15,7 +15,6 @@ from evenstep.torch import Balancer, Checkpoint, Runtime
 
 from .test_clock import (
     AbstractClock,
-    BlindMeter,
     HostClock,
     Recorder,
     StepMeter,
@@ -213,7 +212,7 @@ def test_a_block_ends_with_its_step(watch):
 def test_where_computing_and_waiting_mix_it_goes_to_the_rest():
     """As with FSDP2 in collectives of the script's own."""
     watch = Watch()
-    meter = Recorder(BlindMeter(HostClock(watch)))
+    meter = Recorder(StepMeter(HostClock(watch), mixes=True))
     for step in range(2):
         meter.next_step(step)
         meter.begin()

@@ -23,7 +23,7 @@ from evenstep.torch._data._protocols import MicroBatch, StepStart
 from evenstep.torch._data._step import with_units
 from evenstep.torch._memory import Layout, Retries
 from evenstep.torch._model._models import PreparedModels
-from evenstep.torch._model._units import UnitCounter
+from evenstep.torch._model._units import unit_counter
 from evenstep.torch._model._weighting import Backward, scale
 from evenstep.torch._step._marks import Recorder, StepMeter
 from evenstep.torch._step._reductions import ForwardRecord
@@ -224,7 +224,7 @@ def test_one_process_with_micro_batches_counts_units_too():
 
 def test_parts_of_a_micro_batch_are_counted_anew():
     """However it is cut, and a stand-in has none."""
-    counter = UnitCounter(lambda batch: float(sum(batch)))
+    counter = unit_counter(lambda batch: float(sum(batch)))
 
     parts, units = with_units([MicroBatch([1, 2, 3], 3), MicroBatch([5], 0)], counter)
 
@@ -256,7 +256,7 @@ def test_what_is_cut_for_memory_is_weighted_by_units_still():
     batch = torch.tensor([1.0, 0.0, 5.0, 0.0, 0.0, 3.0])
     forwards = Forwards()
     replay = Retries(PreparedModels(), forwards, layout=lambda: Layout(torch.ones))
-    parts, _ = with_units([MicroBatch(batch, 6)], UnitCounter(lambda x: (x != 0).sum()))
+    parts, _ = with_units([MicroBatch(batch, 6)], unit_counter(lambda x: (x != 0).sum()))
 
     loss = replay.run(0, parts, forwards.loss, lambda loss: None)
 
@@ -298,7 +298,7 @@ CAUSAL, MASKED = Kind("ForCausalLM"), Kind("ForMaskedLM")
 )
 def test_the_model_tells_whether_labels_are_shifted(model, shifts):
     """A task of copying has labels like a causal model's, and no batch tells them apart."""
-    counter = UnitCounter("tokens", lambda: [model])
+    counter = unit_counter("tokens", lambda: [model])
 
     assert counter({"input_ids": IDS, "labels": COPIED}) == (3 + 1 if shifts else 4 + 2)
     assert counter({"input_ids": IDS, "labels": OTHERS}) == (2 if shifts else 3)
@@ -307,7 +307,7 @@ def test_the_model_tells_whether_labels_are_shifted(model, shifts):
 @pytest.mark.parametrize("models", [(), (Kind(None),), (Kind("l1"),), (CAUSAL, MASKED)])
 def test_where_no_model_tells_it_is_refused(models):
     """Once the batch has labels, with the functions to write instead."""
-    counter = UnitCounter("tokens", lambda: models)
+    counter = unit_counter("tokens", lambda: models)
 
     assert counter({"input_ids": IDS, "attention_mask": MASK}) == 6
     with pytest.raises(ValueError, match=r"shifts labels.*\[\.\.\., 1:\]"):
@@ -329,27 +329,27 @@ def test_where_no_model_tells_it_is_refused(models):
 )
 def test_tokens_are_what_the_model_is_asked_for(batch, units):
     """By a model that does not shift its labels: each of them but -100."""
-    assert UnitCounter("tokens", lambda: [MASKED])(batch) == units
+    assert unit_counter("tokens", lambda: [MASKED])(batch) == units
 
 
 @pytest.mark.parametrize("batch", [(IDS, COPIED), {"input_ids": IDS}, {"labels": [1]}, 3])
 def test_a_batch_without_targets_by_name_is_refused(batch):
     """With a function to write instead."""
     with pytest.raises(ValueError, match=r"labels.*Balancer\(unit=lambda batch"):
-        UnitCounter("tokens")(batch)
+        unit_counter("tokens")(batch)
 
 
 @pytest.mark.parametrize("given", [-1, math.nan, math.inf, torch.ones(2), "many", None])
 def test_a_count_that_is_none_is_refused(given):
     """A negative or infinite weight would train, and wrongly."""
     with pytest.raises(ValueError, match="return one finite number of at least 0"):
-        UnitCounter(lambda batch: given)(None)
+        unit_counter(lambda batch: given)(None)
 
 
 @pytest.mark.parametrize("given", [3, 3.0, torch.tensor(3), torch.tensor([3.0]), True + 2])
 def test_a_count_may_be_any_number(given):
     """Of Python or of torch."""
-    assert UnitCounter(lambda batch: given)(None) == 3.0
+    assert unit_counter(lambda batch: given)(None) == 3.0
 
 
 @pytest.mark.parametrize("unit", ["words", None, 5])

@@ -27,7 +27,7 @@ from ._data.loaders._eval import EvalLoader, Lockstep
 from ._exchange._crew import OFF, SWITCH, Crew, is_off
 from ._exchange._side_group import Alone, SideGroup
 from ._fabric import as_wrapped, unwrapped, wrapped_loader
-from ._means import RunningStats, mean_over
+from ._means import average_statistics, mean_over
 from ._model._models import (
     Weighting,
     check_unprepared,
@@ -38,7 +38,7 @@ from ._model._units import Unit
 from ._model._weighting import check_unweighted, scale
 from ._off import PlainRun
 from ._options import Runtime
-from ._prepare_check import BalancerSettings, check_content, check_eval, check_prepared
+from ._prepare_check import check_content, check_eval, check_prepared, settings_facts
 from ._prepared_run import PreparedRun
 from ._session import Session
 from ._unequal_links import checked_network
@@ -140,10 +140,11 @@ class Balancer:
             global_batch_size=arguments.checked_size(global_batch_size),
             cost=arguments.checked_cost(cost, policy=policy, bounds=bounds, runtime=runtime),
         )
-        self._settings = BalancerSettings.of(
+        self._given_size = global_batch_size
+        self._settings = settings_facts(
             runtime,
             unit,
-            global_batch_size,
+            global_batch_size=global_batch_size,
             policy=policy,
             loss_reduction=loss_reduction,
             bounds=bounds,
@@ -151,7 +152,7 @@ class Balancer:
             cost=repr(self._parts.cost),
         )
         self._session = Session(self._parts)
-        self._stats = RunningStats()
+        self._num_averaged = 0  # samples of this rank that `average_buffers` dealt with
         self._pid, self._closed = os.getpid(), False
 
     @overload
@@ -208,7 +209,14 @@ class Balancer:
         made.weighting = weighting
         crew = self._join()
         inner = [unwrapped(part) for part in parts]
-        check_prepared(crew.side, self._settings, inner, weighting=weighting, stream=stream)
+        check_prepared(
+            crew.side,
+            self._settings,
+            inner,
+            global_batch_size=self._given_size,
+            weighting=weighting,
+            stream=stream,
+        )
         modules = [part for part in inner if isinstance(part, nn.Module)]
         if crew.num_servers == 0 and modules and self._session.exchange is None:
             self._session.connect(device_of(modules[0]))  # with servers: in the first loop
@@ -367,7 +375,9 @@ class Balancer:
         Raises:
             RuntimeError: before ``prepare``, or after ``close``.
         """
-        self._stats.average(self._side, self._parts.steps, self._parts.models)
+        self._num_averaged = average_statistics(
+            self._side, self._parts.steps, self._parts.models, self._num_averaged
+        )
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import final
 
 import torch
 from torch import nn
@@ -50,40 +49,36 @@ def mean_over(
     return float(total / samples) if samples else float("nan")
 
 
-@final
-class RunningStats:
-    """Gives every rank the same running statistics of BatchNorm, from what each saw of the data."""
+def average_statistics(
+    side: SideGroup | Alone | None,
+    steps: StepTracker,
+    models: Sequence[BalancedModel],
+    num_averaged: int,
+) -> int:
+    """Average running statistics of BatchNorm, weighted by the samples that each rank's stand for.
 
-    def __init__(self) -> None:
-        self._num_averaged = 0  # samples of this rank that were dealt with
+    Those since the last call where each rank keeps its own; those of the newest step where DDP
+    hands rank 0's to all at each forward. Layers in ``SyncBatchNorm`` hold the same on all
+    ranks already, and come out as they were, up to rounding. Collective.
 
-    def average(
-        self,
-        side: SideGroup | Alone | None,
-        steps: StepTracker,
-        models: Sequence[BalancedModel],
-    ) -> None:
-        """Replace them by their mean, weighted by the samples that each rank's stand for.
+    Returns:
+        How many samples of this rank are dealt with by now; ``num_averaged`` were before.
 
-        Those since the last call where each rank keeps its own; those of the newest step where DDP
-        hands rank 0's to all at each forward. Layers in ``SyncBatchNorm`` hold the same on all
-        ranks already, and come out as they were, up to rounding. Collective.
-
-        Raises:
-            RuntimeError: there is no ``side``, before ``prepare`` or after ``close``.
-        """
-        if side is None:
-            raise RuntimeError("Nothing to average: call it between `prepare` and `close`.")
-        if side.world_size == 1:
-            return
-        steps.report_now()
-        seen, newest = steps.num_samples_seen
-        for broadcast, count in ((True, newest), (False, seen - self._num_averaged)):
-            own = (model.module for model in models if model.broadcasts_buffers == broadcast)
-            buffers = [buffer for module in own for buffer in _running(module)]
-            with steps.timed(Phase.MEAN):
-                _average(buffers, count, side)
-        self._num_averaged = seen
+    Raises:
+        RuntimeError: there is no ``side``, before ``prepare`` or after ``close``.
+    """
+    if side is None:
+        raise RuntimeError("Nothing to average: call it between `prepare` and `close`.")
+    if side.world_size == 1:
+        return num_averaged
+    steps.report_now()
+    seen, newest = steps.num_samples_seen
+    for broadcast, count in ((True, newest), (False, seen - num_averaged)):
+        own = (model.module for model in models if model.broadcasts_buffers == broadcast)
+        buffers = [buffer for module in own for buffer in _running(module)]
+        with steps.timed(Phase.MEAN):
+            _average(buffers, count, side)
+    return seen
 
 
 def _average(buffers: Sequence[torch.Tensor], count: float, side: SideGroup | Alone) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -100,43 +99,36 @@ _REMEDIES = {
 } | REMEDIES
 
 
-@dataclass(frozen=True, slots=True)
-class BalancerSettings:
-    """What a balancer was made with, as far as it changes results.
-
-    Attributes:
-        facts: name to value.
-        global_batch_size: as given; batch sizes of ranks may then differ by one.
-    """
-
-    facts: Mapping[str, str]
-    global_batch_size: int | None
-
-    @classmethod
-    def of(
-        cls, runtime: Runtime, unit: Any, global_batch_size: int | None, **others: Any
-    ) -> BalancerSettings:
-        """Return the settings of a balancer."""
-        others |= {"unit": unit, "global_batch_size": global_batch_size}
-        facts = {f"`Balancer({name}=...)`": described(value) for name, value in others.items()}
-        for version, checksum in code_of(unit).items():
-            facts[f"The code of `Balancer(unit=...)`, in Python {version},"] = checksum
-        for name in ("freshness", "claims", "sample_seed"):
-            facts[f"`Runtime({name}=...)`"] = described(getattr(runtime, name))
-        return cls(facts, global_batch_size)
+def settings_facts(runtime: Runtime, unit: Any, **others: Any) -> dict[str, str]:
+    """Return what a balancer was made with, as far as it changes results, by name."""
+    others["unit"] = unit
+    facts = {f"`Balancer({name}=...)`": described(value) for name, value in others.items()}
+    for version, checksum in code_of(unit).items():
+        facts[f"The code of `Balancer(unit=...)`, in Python {version},"] = checksum
+    for name in ("freshness", "claims", "sample_seed"):
+        facts[f"`Runtime({name}=...)`"] = described(getattr(runtime, name))
+    return facts
 
 
 def check_prepared(
     ranks: Collectives,
-    settings: BalancerSettings,
+    settings: Mapping[str, str],
     parts: Sequence[Any],
     *,
+    global_batch_size: int | None,
     weighting: str,
     stream: str | None,
 ) -> None:
     """Raise on every rank if ranks differ in what is set and changes results. Collective.
 
     Before models are wrapped, as DDP would wait for parameters that others do not have.
+
+    Args:
+        ranks: all workers.
+        settings: of the balancer, by name.
+        parts: to be prepared.
+        global_batch_size: as given; batch sizes of ranks may then differ by one.
+        weighting, stream: as given to ``prepare``.
 
     Raises:
         ValueError: they differ; the message names each difference, its values and the ranks.
@@ -148,10 +140,10 @@ def check_prepared(
     of_loader = partial(
         loader_facts,
         stream=stream,
-        global_batch_size=settings.global_batch_size,
+        global_batch_size=global_batch_size,
         world_size=ranks.world_size,
     )
-    _compare(ranks, "prepare", parts, facts | dict(settings.facts), of_loader, stream=stream)
+    _compare(ranks, "prepare", parts, facts | dict(settings), of_loader, stream=stream)
 
 
 def check_content(ranks: Collectives, parts: Sequence[Any]) -> None:

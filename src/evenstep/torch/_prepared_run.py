@@ -42,7 +42,7 @@ from ._model._models import (
     with_ddp,
 )
 from ._model._self_test import self_test
-from ._model._units import Unit, UnitCounter, counter_of, warned_of_tokens
+from ._model._units import Unit, counter_of, warned_of_tokens
 from ._model._weighting import Backward
 from ._options import Runtime
 from ._script_checks import Checks
@@ -145,7 +145,7 @@ class PreparedRun:
     service: Service | None = None
     hints_unit: bool = True
     models: PreparedModels = field(init=False)
-    counter: UnitCounter | None = field(init=False)
+    counter: Callable[[Any], float] | None = field(init=False)
     backward: Backward = field(init=False)
     checks: Checks = field(init=False)
     _counts_samples: bool = field(default=False, init=False)  # whatever they cost

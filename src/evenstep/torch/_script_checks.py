@@ -251,6 +251,11 @@ def _rows_of(layer: nn.Module, value: Any) -> int | None:
 class Checks(Looks):
     """Looks for mistakes that would change the result, and that nothing else says.
 
+    One is a parameter that an optimizer trains and no prepared model has, as of a critic or a head
+    in a DDP of its own. A gradient that comes before the backward has come to a balanced output has
+    no weight; what lies before a balanced model is weighted with it. A gradient that a script fills
+    in, as for copies in single precision, comes by no backward.
+
     Args:
         models: all that were prepared.
         steps: have samples while one is under way.
@@ -267,7 +272,9 @@ class Checks(Looks):
         weakref.finalize(self, self._unused.close)  # at the end of a script that closes nothing
         self._states: list[RemovableHandle] = []
         self._looking: list[SubmoduleCalls | NestedBackwards] = []
-        self._unprepared = UnpreparedParameters(models, steps, backward)
+        self._models, self._backward = models, backward
+        self._warn = OneWarning()  # of what is not prepared
+        self._next_gradients: dict[int, RemovableHandle] = {}  # by the id of the parameter
         self._has_unequal = False
 
     def add(self, model: BalancedModel, *, is_unequal: bool) -> None:
@@ -302,62 +309,32 @@ class Checks(Looks):
         if self._steps.num_samples is None or backward_number() >= 0:
             return  # not in a step of the run, or in a backward
         super().before_optimizer(optimizer)
-        if self._has_unequal:
-            self._unprepared.look(optimizer)
-
-    def close(self) -> None:
-        """Take all hooks off, and say if the models were trained past the balancer."""
-        self._unused.close()
-        self._unprepared.close()
-        for one in self._looking:
-            one.end()
-        for hook in self._states:
-            hook.remove()
-        self._looking.clear()
-        self._states.clear()
-        self.due = math.inf
-
-
-class UnpreparedParameters:
-    """Warns once of a parameter that an optimizer trains and no prepared model has.
-
-    Such a parameter is one of a critic or a head in a DDP of its own, which `prepare` was not
-    given. A gradient that comes before the backward has come to a balanced output has no weight;
-    what lies before a balanced model is weighted with it. A gradient that a script fills in, as for
-    copies in single precision, comes by no backward.
-
-    Args:
-        models: all that were prepared.
-        steps: have samples while one is under way.
-        backward: knows whether the backward under way has come to a balanced output.
-    """
-
-    def __init__(self, models: PreparedModels, steps: StepTracker, backward: Backward) -> None:
-        self._models = models
-        self._steps = steps
-        self._backward = backward
-        self._warn = OneWarning()
-        self._handles: dict[int, Any] = {}  # by the id of the parameter, until its next gradient
-
-    def look(self, optimizer: torch.optim.Optimizer) -> None:
-        """Hook the next gradient of each parameter that an optimizer is about to change."""
-        if self._warn.said:
+        if not self._has_unequal or self._warn.said:
             return
         own = set(map(id, self._models.parameters()))
         for group in optimizer.param_groups:
             for one in group["params"]:
                 is_trained = one.requires_grad and one.grad is not None
-                if is_trained and id(one) not in own and id(one) not in self._handles:
-                    self._handles[id(one)] = one.register_post_accumulate_grad_hook(self._ready)
+                if is_trained and id(one) not in own and id(one) not in self._next_gradients:
+                    hook = one.register_post_accumulate_grad_hook(self._came)
+                    self._next_gradients[id(one)] = hook
 
     def close(self) -> None:
-        """Take the hooks off."""
-        for handle in self._handles.values():
-            handle.remove()
-        self._handles.clear()
+        """Take all hooks off, and say if the models were trained past the balancer."""
+        self._unused.close()
+        for one in self._looking:
+            one.end()
+        for hook in (*self._states, *self._next_gradients.values()):
+            hook.remove()
+        self._looking.clear()
+        self._states.clear()
+        self._next_gradients.clear()
+        self.due = math.inf
 
-    def _ready(self, parameter: torch.Tensor) -> None:
-        at_end_of_backward(self._handles.pop(id(parameter)).remove)  # not under the engine's feet
+    def _came(self, parameter: torch.Tensor) -> None:
+        """Look at a gradient of a parameter that no prepared model has."""
+        hook = self._next_gradients.pop(id(parameter))
+        at_end_of_backward(hook.remove)  # not under the engine's feet
         is_weighted = self._backward.task is not None or Backward.newest_task == backward_number()
         if is_weighted or self._steps.num_samples is None:
             return

@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from ...exceptions import invalid
-from ._units import UnitCounter
+from ._units import unit_counter
 
 LossKind = Literal["mean", "sum", "units", "neither"]
 
@@ -87,7 +87,7 @@ def check_loss(
     for size in sizes:
         rows = tuple(tensor[first : first + size] for tensor in tensors)
         parts.append(_evaluate(loss_fn, rows))
-        units.append(float(size) if unit == "samples" else UnitCounter(unit)(rows))
+        units.append(float(size) if unit == "samples" else unit_counter(unit)(rows))
         first += size
     found = _classify(whole, parts, tolerance=_tolerance(tensors))
     _check_found(found, reduction, units, given=unit != "samples", tolerance=_tolerance(tensors))

@@ -83,14 +83,8 @@ def hooks_on(module: nn.Module) -> Iterator[Any]:
             yield from group.hooks
 
 
-class InertHook:
-    """What is left of hooks in a copy or a pickle of the model: it passes everything on."""
-
-    def __call__(
-        self, module: nn.Module, inputs: Any, keywords: Any = None, output: Any = None
-    ) -> Any:
-        """Return ``output`` as it is."""
-        return output
+def inert(*_: Any) -> None:
+    """Do nothing: what is left of hooks in a copy or a pickle of the model."""
 
 
 class UncompiledHook:
@@ -112,8 +106,8 @@ class UncompiledHook:
         self._run = self.hooks[0] if len(self.hooks) == 1 else partial(run, self.hooks)
         self.call = torch.compiler.disable(self._called, reason=_REASON)  # type: ignore[no-untyped-call]
 
-    def __reduce__(self) -> tuple[type[InertHook], tuple[()]]:
-        return InertHook, ()
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial, (inert,)
 
     def __call__(self, *args: Any) -> Any:
         """Call the hooks, untraced."""

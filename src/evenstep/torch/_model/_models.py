@@ -98,8 +98,10 @@ _MESSAGE = (
 )
 
 
-class SecondBackward:
-    """Looks at one parameter of a model in every backward.
+def watch_second_backward(
+    ddp: DistributedDataParallel, backward: Backward, hook: ForwardHook
+) -> RemovableHandle:
+    """Look at one parameter of a model in every backward, until the hook is removed.
 
     Warns once of a backward after which ranks have gradients of their own. A backward that does
     not add to the parameter's gradient counts as none, as one of `torch.autograd.grad`.
@@ -112,35 +114,29 @@ class SecondBackward:
         backward: knows the backward under way.
         hook: knows the forwards whose backward DDP waits for.
     """
+    warn, awaited = OneWarning(), hook.awaited
+    nobodys = torch.ones(1, requires_grad=True)  # where nothing is trained
+    looked_at = next((p for p in ddp.parameters() if p.requires_grad), nobodys)
+    node = get_gradient_edge(looked_at).node
+    spent: ForwardRecord | None = None
+    newest: int | None = None
 
-    def __init__(self, ddp: DistributedDataParallel, backward: Backward, hook: ForwardHook) -> None:
-        warn, awaited = OneWarning(), hook.awaited
-        nobodys = torch.ones(1, requires_grad=True)  # where nothing is trained
-        looked_at = next((p for p in ddp.parameters() if p.requires_grad), nobodys)
-        node = get_gradient_edge(looked_at).node
-        spent: ForwardRecord | None = None
-        newest: int | None = None
+    def ready(gradient: torch.Tensor) -> None:
+        nonlocal spent, newest
+        task = backward.task
+        if task is None:
+            uses = [use for use in awaited if use.reduces]
+            if uses and not gradient.any():  # else of what all ranks share, as a decay
+                for use in uses:
+                    backward.entered(use)
+        elif task != newest and ddp.require_forward_param_sync and awaited:
+            with suppress(RuntimeError):  # as it is asked for this very gradient
+                if comes_to(node):
+                    if awaited[-1] is spent:
+                        warn(_MESSAGE)
+                    spent, newest = awaited[-1], task
 
-        def ready(gradient: torch.Tensor) -> None:
-            nonlocal spent, newest
-            task = backward.task
-            if task is None:
-                uses = [use for use in awaited if use.reduces]
-                if uses and not gradient.any():  # else of what all ranks share, as a decay
-                    for use in uses:
-                        backward.entered(use)
-            elif task != newest and ddp.require_forward_param_sync and awaited:
-                with suppress(RuntimeError):  # as it is asked for this very gradient
-                    if comes_to(node):
-                        if awaited[-1] is spent:
-                            warn(_MESSAGE)
-                        spent, newest = awaited[-1], task
-
-        self._handle = looked_at.register_hook(unserializable_hook(ready))  # type: ignore[no-untyped-call]
-
-    def release(self) -> None:
-        """Take the hook off."""
-        self._handle.remove()
+    return looked_at.register_hook(unserializable_hook(ready))  # type: ignore[no-untyped-call, no-any-return]
 
 
 Weighting = Literal["output", "loss"]
@@ -222,10 +218,10 @@ class BalancedModel:
         watch.has_parts |= self._has_parts
         # Not for FSDP2, whose time ends before the last backward, nor for compiled modules.
         self.nested: NestedBackwards | None = None
-        self._second: SecondBackward | None = None
+        self._second: RemovableHandle | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
             self.nested = NestedBackwards(self.ddp.module, backward, steps)
-            self._second = SecondBackward(self.ddp, backward, hook)
+            self._second = watch_second_backward(self.ddp, backward, hook)
         self._draws = SampleDraws(module, hook) if draws_by_sample else None
         self.place()
 
@@ -258,7 +254,7 @@ class BalancedModel:
         if self.nested is not None:
             self.nested.release()
         if self._second is not None:
-            self._second.release()
+            self._second.remove()
         if self._draws is not None:
             self._draws.release()
         if self.shards is not None:

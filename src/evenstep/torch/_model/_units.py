@@ -24,34 +24,27 @@ _OVER_TOKENS = (*_SHIFTS, "ForMaskedLM", "ForTokenClassification")
 _SHIFTS_BY_NAME = ("GPT2LMHeadModel", "OpenAIGPTLMHeadModel", "CTRLLMHeadModel", "BertLMHeadModel")
 
 
-class UnitCounter:
-    r"""Counts the units of a batch, so that a forward weighs $u W / U$.
+def unit_counter(
+    unit: Literal["tokens"] | Callable[[Any], float],
+    modules: Callable[[], Iterable[nn.Module]] = tuple,
+) -> Callable[[Any], float]:
+    r"""Return what counts the units of a batch, so that a forward weighs $u W / U$.
 
     $u$ are the units in the forward, $W$ the workers and $U$ the units of the step over all of
     them. Exact for every loss that is $\sum_j \ell_j / u$ over its forward: a mean over valid
-    targets, or a weighted mean, whose units are the weights' sum.
+    targets, or a weighted mean, whose units are the weights' sum. What it returns raises a
+    ``ValueError`` where ``unit`` returns no finite number of at least 0.
 
     Args:
         unit: ``"tokens"``, or a function of a batch as the loop gets it.
         modules: returns the prepared models, which are asked once whether they shift labels.
     """
+    shifts = cache(lambda: shifts_labels(modules()))
+    count = partial(count_tokens, shifts=shifts) if unit == "tokens" else unit
+    assert callable(count)
 
-    def __init__(
-        self,
-        unit: Literal["tokens"] | Callable[[Any], float],
-        modules: Callable[[], Iterable[nn.Module]] = tuple,
-    ) -> None:
-        shifts = cache(lambda: shifts_labels(modules()))
-        self._count = partial(count_tokens, shifts=shifts) if unit == "tokens" else unit
-        assert callable(self._count)
-
-    def __call__(self, batch: Any) -> float:
-        """Return the units in ``batch``.
-
-        Raises:
-            ValueError: the function's result is no finite number of at least 0.
-        """
-        given = self._count(batch)
+    def units_in(batch: Any) -> float:
+        given = count(batch)
         try:
             units = float(given)
         except (TypeError, ValueError, RuntimeError):  # of text, of a tensor with many elements
@@ -66,10 +59,12 @@ class UnitCounter:
             )
         return units
 
+    return units_in
+
 
 def counter_of(
     unit: Any, *, loss_reduction: str, modules: Callable[[], Iterable[nn.Module]]
-) -> UnitCounter | None:
+) -> Callable[[Any], float] | None:
     """Return what counts ``unit`` in a batch; None for samples, which the loader knows.
 
     Raises:
@@ -91,7 +86,7 @@ def counter_of(
             repr(unit),
             "A sum counts every target once however the batch is split: leave `unit` out.",
         )
-    return UnitCounter(unit, modules)
+    return unit_counter(unit, modules)
 
 
 def count_tokens(batch: Any, *, shifts: Callable[[], bool]) -> int:

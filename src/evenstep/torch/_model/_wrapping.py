@@ -46,7 +46,7 @@ from ..._torch_clock import clock_of
 from ..._warning import warn
 from ...exceptions import invalid
 from ...policies import AbstractPolicy, Equal, Fixed
-from .._step._marks import BlindMeter, Recorder, StepMeter
+from .._step._marks import Recorder, StepMeter
 from ._sharded import BACKEND, CALLS, COMM, Shards, is_engine, refuse_micro_batches
 
 if TYPE_CHECKING:
@@ -255,7 +255,7 @@ class Wrapping:
 
     def recorder(self, device: torch.device, clues: ClueReader | None) -> Recorder:
         """Return what measures a rank's own time, as far as there is such a thing."""
-        meter = (BlindMeter if self.is_blind else StepMeter)(clock_of(device))
+        meter = StepMeter(clock_of(device), mixes=self.is_blind)
         recorder = Recorder(meter, CollectiveCount() if self.has_others else None, clues)
         if self.has_engine:
             recorder.handles.append(ShardWaits(recorder, device, has_engine=True))

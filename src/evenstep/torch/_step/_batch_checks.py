@@ -177,24 +177,26 @@ class UntrackedSteps:
         )
 
 
-class UnevenParts(OneWarning):
-    """Warns once of a batch that was forwarded in parts of different sizes."""
+def warn_uneven(uses: Sequence[ForwardRecord], warn: OneWarning) -> None:
+    """Warn of a batch that was forwarded in parts of different sizes.
 
-    def look(self, uses: Sequence[ForwardRecord]) -> None:
-        """Look at the forwards of which a reduction was made."""
-        parts: defaultdict[Ticket, set[int]] = defaultdict(set)
-        for use in uses:
-            if len(use.match.tickets) == 1 and use.match.share is not None:
-                parts[use.ticket].add(round(use.match.share * use.ticket.size))
-        for ticket, sizes in parts.items():
-            if len(sizes) > 1:
-                self(
-                    f"A batch of {ticket.num_samples} samples went through the model in parts of "
-                    f"{sorted(sizes)}. That is exact if each part's loss is multiplied by its "
-                    f"share of the batch, `len(part) / len(batch)`. It is wrong if each is divided "
-                    f"by the number of parts, because the parts differ in size. `loader.steps()` "
-                    f"splits batches and weights the parts by itself."
-                )
+    Args:
+        uses: the forwards of which a reduction was made.
+        warn: the warning.
+    """
+    parts: defaultdict[Ticket, set[int]] = defaultdict(set)
+    for use in uses:
+        if len(use.match.tickets) == 1 and use.match.share is not None:
+            parts[use.ticket].add(round(use.match.share * use.ticket.size))
+    for ticket, sizes in parts.items():
+        if len(sizes) > 1:
+            warn(
+                f"A batch of {ticket.num_samples} samples went through the model in parts of "
+                f"{sorted(sizes)}. That is exact if each part's loss is multiplied by its "
+                f"share of the batch, `len(part) / len(batch)`. It is wrong if each is divided "
+                f"by the number of parts, because the parts differ in size. `loader.steps()` "
+                f"splits batches and weights the parts by itself."
+            )
 
 
 def _has_others(ticket: Ticket) -> bool:

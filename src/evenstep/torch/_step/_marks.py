@@ -45,17 +45,17 @@ class StepMeter:
 
     Args:
         clock: sets the marks.
+        mixes: whether computing and waiting cannot be distinguished, so that no step has a time.
 
     Attributes:
         clock: as given.
         timeline: what else the time of a step went to.
     """
 
-    _mixes = False  # whether computing and waiting cannot be distinguished
-
-    def __init__(self, clock: AbstractClock) -> None:
+    def __init__(self, clock: AbstractClock, *, mixes: bool = False) -> None:
         self.clock = clock
-        self.timeline = Timeline(clock, mixes=self._mixes)
+        self.timeline = Timeline(clock, mixes=mixes)
+        self._mixes = mixes
         self._gap: tuple[Any, int] | None = None
         self._fetch: Any = None
         self._block: tuple[Any, Any] | None = None
@@ -142,22 +142,12 @@ class StepMeter:
 
     def take(self) -> PendingTime | None:
         """Return the step's time, perhaps not yet reached; None if no backward ran."""
-        if self._begin is None or self._end is None:
+        if self._mixes or self._begin is None or self._end is None:
             return None
         return PendingTime(self.clock, self._begin, self._end, tuple(self._waits))
 
     def _leave_out(self, begin: Any, end: Any) -> None:
         self._waits.append((begin, end))
-
-
-@final
-class BlindMeter(StepMeter):
-    """Gives no time: for steps in which computing and waiting cannot be distinguished."""
-
-    _mixes = True
-
-    def take(self) -> None:
-        """Return None."""
 
 
 class PendingTime(NamedTuple):

@@ -16,7 +16,8 @@ from ..._exchange._mailbox import UnitSum
 from ..._exchange._message_kinds import Reduced, ScalesReport
 from ..._planner import Plan
 from ..._run._step_state import StepState
-from ._batch_checks import UnevenParts
+from ..._warning import OneWarning
+from ._batch_checks import warn_uneven
 from ._marks import Recorder
 from ._tickets import Match, Ticket, Weight, known
 
@@ -306,7 +307,7 @@ class ReductionLedger:
     def __init__(self) -> None:
         self._open: defaultdict[int, list[ForwardRecord]] = defaultdict(list)
         self._numbers: defaultdict[int, int] = defaultdict(int)
-        self._uneven = UnevenParts()
+        self._warn = OneWarning()
 
     def next_number(self, model: int) -> int:
         """Return the number of the model's next reduction."""
@@ -347,8 +348,8 @@ class ReductionLedger:
             step, share = steps.pop(), use.share()
             before = shares.get(step, 0.0)
             shares[step] = None if before is None or share is None else before + share
-        if not self._uneven.said:
-            self._uneven.look(uses)
+        if not self._warn.said:
+            warn_uneven(uses, self._warn)
         checksum = 0
         if not maybe:
             for one in {use.ticket.step for use in uses}:

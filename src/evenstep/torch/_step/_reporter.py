@@ -9,7 +9,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from threading import Lock
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import nn
@@ -30,18 +30,6 @@ from ._marks import MOST_NOTES, PendingTime, Recorder
 # Compilations of one piece of code that are left when the sizes are held: for the short last step
 # of an epoch, and for a plan that was on its way already.
 _RESERVE = 2
-
-
-class Placed(Protocol):
-    """Hooks around a module's forward.
-
-    Attributes:
-        module: the module.
-        call: what stands in the place of its compiled call; None where it has none.
-    """
-
-    module: nn.Module
-    call: Any
 
 
 class CompileWatch(StepObserver):
@@ -67,7 +55,7 @@ class CompileWatch(StepObserver):
         self.marks = False
         self.has_parts = False
         self.holds = False
-        self._places: list[tuple[Placed, dict[str, Any], Callable[[], None]]] = []
+        self._places: list[tuple[Any, dict[str, Any], Callable[[], None]]] = []
         self.varies = True
         self.on_cuda = False
         self._handler: Any = None
@@ -85,8 +73,13 @@ class CompileWatch(StepObserver):
             handler is not None and self._noticed not in handler.start_callbacks
         )
 
-    def before_steps(self, hooks: Iterable[Placed], place: Callable[[], None]) -> None:
-        """Have ``place`` called before a step if a module of ``hooks`` was compiled meanwhile."""
+    def before_steps(self, hooks: Iterable[Any], place: Callable[[], None]) -> None:
+        """Have ``place`` called before a step if a module of ``hooks`` was compiled meanwhile.
+
+        Args:
+            hooks: each a module's, as `OuterHooks`.
+            place: puts them where they belong now.
+        """
         self._places += [(one, one.module.__dict__, place) for one in hooks]
 
     def begin_step(self, step: int) -> None:
