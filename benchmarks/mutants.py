@@ -124,8 +124,8 @@ MUTANTS = (
     Mutant(
         "a worker's free memory is not sent",
         "torch/_step/_reporter.py",
-        '"free_memory_bytes": free_memory_bytes}',
-        '"free_memory_bytes": 1000}',
+        "= read_by(machine) or (None, 0)",
+        "= (read_by(machine) or (None, 0))[0], 1000",
         "tests/torch/test_estimates.py::test_every_workers_machine_is_told_with_its_step",
     ),
     Mutant(

@@ -10,23 +10,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from evenstep._exchange import _message_kinds as m
 from evenstep._exchange._loss_checks import LossScales, LossTrial, NotFinite
-from evenstep._exchange._message_kinds import (
-    NotFiniteReport,
-    ProgressReport,
-    ScalesReport,
-    ThreadLocation,
-)
 from evenstep._exchange._progress import STEPS, UNITS, HangDetector
 from evenstep._exchange._threads import frame_of
 from evenstep.events import LossNotFinite
 
 from .exchanges import router
 
-USERS = ThreadLocation("at train.py:31 in forward", in_collective=False, compiling=False)
-WAITING = ThreadLocation("at train.py:40 in step", in_collective=True, compiling=False)
-COMPILING = ThreadLocation("at train.py:31 in forward", in_collective=False, compiling=True)
-ALONE = ThreadLocation("at train.py:52 in report", in_collective=True, compiling=False)
+USERS = m.ThreadLocation("at train.py:31 in forward", in_collective=False, compiling=False)
+WAITING = m.ThreadLocation("at train.py:40 in step", in_collective=True, compiling=False)
+COMPILING = m.ThreadLocation("at train.py:31 in forward", in_collective=False, compiling=True)
+ALONE = m.ThreadLocation("at train.py:52 in report", in_collective=True, compiling=False)
 WORLD, PAIR = "gloo group 0 (world)", "gloo group 1 (pair)"
 
 
@@ -41,7 +36,7 @@ class Watched:
     def come_to(self, *counts, paused=()):
         """Have each rank come to what it is said to have counted."""
         for rank, of_rank in enumerate(counts):
-            self.watch.take(rank, ProgressReport(of_rank, is_paused=rank in paused))
+            self.watch.take(rank, m.ProgressReport(of_rank, is_paused=rank in paused))
         self.watch.look(self.now_s)  # sees that they moved
 
     def wait(self, num_looks, *, by_s=1.0, **places):
@@ -72,8 +67,8 @@ def test_ranks_that_wait_for_each_other_in_two_collectives_are_told_early():
     assert 12 < num_looks < 20
 
 
-BACKWARD = ThreadLocation("at train.py:9 in step", True, False, call="backward")
-BARRIER = ThreadLocation("at train.py:11 in log", True, False, call="barrier")
+BACKWARD = m.ThreadLocation("at train.py:9 in step", True, False, call="backward")
+BARRIER = m.ThreadLocation("at train.py:11 in log", True, False, call="barrier")
 
 
 @pytest.mark.parametrize(("place", "soon"), [(BARRIER, True), (BACKWARD, False), (WAITING, False)])
@@ -267,9 +262,9 @@ def test_without_a_limit_no_rank_hangs(place):
 def test_who_owes_the_message_that_others_wait_for_is_the_one_to_blame():
     """Of rank 0 all wait, and rank 0 of each other one; who sent it before is not behind."""
     waiting, sent = {"loader 0": 2}, {"loader 0": 1}
-    asks, owes = ProgressReport(awaited=waiting), ProgressReport(sent=sent)
-    cases = [([owes, asks, asks], 0), ([ProgressReport(), asks, asks], 0)]
-    cases += [([asks, ProgressReport(sent=waiting), owes], 2)]
+    asks, owes = m.ProgressReport(awaited=waiting), m.ProgressReport(sent=sent)
+    cases = [([owes, asks, asks], 0), ([m.ProgressReport(), asks, asks], 0)]
+    cases += [([asks, m.ProgressReport(sent=waiting), owes], 2)]
     for progress, culprit in cases:
         watched = Watched()
         for rank, told in enumerate(progress):
@@ -286,9 +281,9 @@ def test_who_owes_the_message_that_others_wait_for_is_the_one_to_blame():
 def test_a_rank_that_owes_a_message_may_wait_for_a_step_itself():
     """Rank 0 waits for rank 2, whose sizes the next plan needs, before it draws the next order."""
     watched = Watched()
-    watched.watch.take(0, ProgressReport({STEPS: 7}))
-    watched.watch.take(1, ProgressReport({STEPS: 7}, awaited={"loader 0": 1}))
-    watched.watch.take(2, ProgressReport({STEPS: 6}))
+    watched.watch.take(0, m.ProgressReport({STEPS: 7}))
+    watched.watch.take(1, m.ProgressReport({STEPS: 7}, awaited={"loader 0": 1}))
+    watched.watch.take(2, m.ProgressReport({STEPS: 6}))
 
     assert watched.wait(200)[0][0] == 2
 
@@ -297,7 +292,7 @@ def test_messages_that_are_sent_ahead_keep_none_waiting():
     """Ranks may read ahead by unlike numbers of steps, and all pause then."""
     watched = Watched()
     for rank in range(3):
-        watched.watch.take(rank, ProgressReport(sent={"lengths of loader 0": 5 - rank}))
+        watched.watch.take(rank, m.ProgressReport(sent={"lengths of loader 0": 5 - rank}))
 
     assert watched.wait(1000) == (None, 1000)
 
@@ -365,7 +360,7 @@ def books(said):
 def hear(books, rank, *steps, half=False):
     """Have rank 0 hear of a rank's steps."""
     for step in steps:
-        books.received(rank, NotFiniteReport(step, half))
+        books.received(rank, m.NotFiniteReport(step, half))
 
 
 def test_five_steps_in_a_row_are_said_with_the_first_and_its_ranks(books, said):
@@ -533,7 +528,7 @@ def compare(scales, slopes, *, left_out=(), first=0):
         for rank, size in enumerate(sizes):
             if (rank, step) not in left_out:
                 told = [(0, output, size**slope, size, 0.01) for output, slope in enumerate(slopes)]
-                scales.received(rank, ScalesReport(step, tuple(told)))
+                scales.received(rank, m.ScalesReport(step, tuple(told)))
 
 
 def test_what_is_as_it_was_said_is_no_news(scales, news):
@@ -571,7 +566,7 @@ def test_a_number_whose_gradient_all_ranks_share_is_let_be(scales, news):
         sizes = (44.0, 20.0) if step % 2 else (22.0, 42.0)
         for rank, size in enumerate(sizes):
             told = (0, 0, size, size, 0.01), (0, 1, 0.3 + step, size, 1.0 / size)
-            scales.received(rank, ScalesReport(step, told))
+            scales.received(rank, m.ScalesReport(step, told))
 
     assert news == []
 
@@ -582,7 +577,7 @@ def test_the_gradient_of_an_input_is_judged_apart(scales, news):
         sizes = (44.0, 20.0) if step % 2 else (22.0, 42.0)
         for rank, size in enumerate(sizes):
             told = (0, 0, 1.0, size, 0.01), (0, ~0, size, size, 0.01)
-            scales.received(rank, ScalesReport(step, told))
+            scales.received(rank, m.ScalesReport(step, told))
 
     (warning,) = news
     assert "the gradient of an input" in warning
