@@ -6,7 +6,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 
 # Files that import private names, of their own room or of another. Lower them; never raise them.
-MOST_FILES = 100
+MOST_FILES = 99
 MOST_OF_ANOTHER_ROOM = 11
 
 
