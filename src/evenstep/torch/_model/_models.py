@@ -26,6 +26,7 @@ from ._sharded import (
     Shards,
     check_engine,
     check_fsdp,
+    check_ranks,
     device_of_fsdp,
     fsdp_layers,
     is_engine,
@@ -324,7 +325,13 @@ def with_ddp(
         check_fsdp(module, process_group)
         return module
     if (ddp := ddp_of(module)) is not None:
-        _check_group(ddp, process_group)
+        check_ranks(
+            torch.distributed.get_process_group_ranks(ddp.process_group),
+            process_group,
+            "a DDP over",
+            "Give the same group to `Runtime(process_group=...)`, or, with servers, wrap it into "
+            "`DDP(model, process_group=balancer.workers)`.",
+        )
         return module
     if world_size == 1:
         return module
@@ -344,22 +351,6 @@ def _refuse_ddp_inside(module: nn.Module) -> None:
                 f"Prepare that one: `balancer.prepare(model.{name}, loader)`. What is around it "
                 "stays as it is.",
             )
-
-
-def _check_group(
-    module: DistributedDataParallel, process_group: torch.distributed.ProcessGroup | None
-) -> None:
-    """Raise unless the model averages over the very ranks among which batches are split."""
-    theirs = torch.distributed.get_process_group_ranks(module.process_group)
-    ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
-    if theirs != ours:
-        raise invalid(
-            "Balancer.prepare(model)",
-            f"average gradients over the balancer's ranks, {ours}",
-            f"a DDP over {theirs}",
-            "Give the same group to `Runtime(process_group=...)`, or, with servers, wrap it into "
-            "`DDP(model, process_group=balancer.workers)`.",
-        )
 
 
 def device_of(module: nn.Module) -> torch.device:

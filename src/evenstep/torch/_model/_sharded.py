@@ -74,15 +74,25 @@ def check_engine(engine: Any, process_group: torch.distributed.ProcessGroup | No
             f"a {type(engine).__name__}, whose `train_batch` takes batches by itself",
             "Train without pipeline stages, in any stage of ZeRO.",
         )
-    theirs = torch.distributed.get_process_group_ranks(engine.data_parallel_group)
+    check_ranks(
+        torch.distributed.get_process_group_ranks(engine.data_parallel_group),
+        process_group,
+        "an engine that averages over",
+        "Give its group to the balancer: `Runtime(process_group=engine.data_parallel_group)`.",
+    )
+
+
+def check_ranks(
+    theirs: list[int],
+    process_group: torch.distributed.ProcessGroup | None,
+    what: str,
+    remedy: str,
+) -> None:
+    """Raise unless ``what`` averages over the very ranks among which batches are split."""
     ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
     if sorted(theirs) != sorted(ours):
-        raise invalid(
-            "Balancer.prepare(model)",
-            f"average gradients over the balancer's ranks, {ours}",
-            f"an engine that averages over {theirs}",
-            "Give its group to the balancer: `Runtime(process_group=engine.data_parallel_group)`.",
-        )
+        rule = f"average gradients over the balancer's ranks, {ours}"
+        raise invalid("Balancer.prepare(model)", rule, f"{what} {theirs}", remedy)
 
 
 def refuse_micro_batches() -> None:
@@ -124,17 +134,14 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
             "Call `fully_shard(model)` on the model itself too, after its layers: nothing averages "
             "the gradients of the rest.",
         )
-    ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
     for group in (group for layer in layers for group in fsdp_groups(layer)):
-        theirs = group.mesh_info.mesh.mesh.flatten().tolist()
-        if sorted(theirs) != sorted(ours):
-            raise invalid(
-                "Balancer.prepare(model)",
-                f"average gradients over the balancer's ranks, {ours}",
-                f"an FSDP model sharded over {theirs}",
-                "Give the mesh's data-parallel group to the balancer: "
-                "`Runtime(process_group=mesh['dp'].get_group())`, for a mesh with that name.",
-            )
+        check_ranks(
+            group.mesh_info.mesh.mesh.flatten().tolist(),
+            process_group,
+            "an FSDP model sharded over",
+            "Give the mesh's data-parallel group to the balancer: "
+            "`Runtime(process_group=mesh['dp'].get_group())`, for a mesh with that name.",
+        )
 
 
 def device_of_fsdp(module: nn.Module) -> torch.device | None:

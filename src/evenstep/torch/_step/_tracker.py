@@ -156,7 +156,7 @@ class StepTracker:
         for peers in self._peers:
             plan = peers.agree(plan, self._exchange)
         if trains:
-            self.recorder.note((self.recorder.begin_input, self.recorder.mark()))
+            self.recorder.begin_input()
         self.plan = plan
         return plan
 
