@@ -196,7 +196,7 @@ class BalancedModel:
         )
         # DDP's broadcast of buffers waits for rank 0: it is kept out of the compute time.
         timed = self.ddp.module if self.ddp is not None and _broadcasts(self.ddp) else None
-        self._outer = OuterHooks(
+        outer = OuterHooks(
             module,
             first=[
                 hook.before,
@@ -207,36 +207,38 @@ class BalancedModel:
             after=[hook, *([] if self.shards is None else [self.shards.leave])],
         )
         parts = [part for part in compiled_parts(module) if part is not module]
-        self._parts = [OuterHooks(one, before=[watch.mark]) for one in parts if one is not timed]
+        others = [OuterHooks(one, before=[watch.mark]) for one in parts if one is not timed]
+        self.surrounds = [outer, *others]
         self._inner: OuterHooks | None = None
         if timed is not None:
             marks = [watch.mark] if any(part is timed for part in parts) else []
             self._inner = OuterHooks(timed, first=[self._leave_broadcast], before=marks)
-        inner = [] if self._inner is None else [self._inner]
-        self.surrounds = [self._outer, *self._parts, *inner]
+            self.surrounds.append(self._inner)
+        self._releases = [one.release for one in self.surrounds]
         watch.marks |= compiled
         self._has_parts = bool(parts)
         watch.has_parts |= self._has_parts
         # Not for FSDP2, whose time ends before the last backward, nor for compiled modules.
         self.nested: NestedBackwards | None = None
-        self._second: RemovableHandle | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
             self.nested = NestedBackwards(self.ddp.module, backward, steps)
-            self._second = watch_second_backward(self.ddp, backward, hook)
-        self._draws = SampleDraws(module, hook) if draws_by_sample else None
+            second = watch_second_backward(self.ddp, backward, hook)
+            self._releases += [self.nested.release, second.remove]
+        self._draws_by_sample = draws_by_sample
+        if draws_by_sample:
+            self._releases.append(SampleDraws(module, hook).release)
+        if self.shards is not None:
+            self._releases.append(self.shards.give_up)
         self.place()
 
     def place(self) -> None:
         """Put the hooks where they belong: a model may be compiled after it was prepared."""
         if self.ddp is not None and self.ddp.static_graph:
             check_compiled(self.module)
-        if self._draws is not None:
+        if self._draws_by_sample:
             check_draws(self.module, compiles=self.compiles)
-        self._outer.place()
-        if self._inner is not None:
-            self._inner.place(traced=is_compiled(self.module))
-        for part in self._parts:
-            part.place()
+        for one in self.surrounds:
+            one.place(traced=one is self._inner and is_compiled(self.module))
 
     @property
     def compiles(self) -> bool:
@@ -250,16 +252,8 @@ class BalancedModel:
 
     def release(self) -> None:
         """Take the hooks off: the model is a plain one again, and nothing keeps it alive."""
-        for surround in self.surrounds:
-            surround.release()
-        if self.nested is not None:
-            self.nested.release()
-        if self._second is not None:
-            self._second.remove()
-        if self._draws is not None:
-            self._draws.release()
-        if self.shards is not None:
-            self.shards.give_up()
+        for release in self._releases:
+            release()
 
     def no_sync(self) -> AbstractContextManager[Any] | None:
         """Return a context in which a backward does not synchronise; None for plain modules."""

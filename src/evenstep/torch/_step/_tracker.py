@@ -17,6 +17,7 @@ from ..._exchange._lost_ranks import LostRanks
 from ..._planner import Plan
 from ..._run._machine_reader import MachineReader
 from ..._run._step_state import LoopPosition, StepObserver, StepState, called_by
+from ..._warning import OneWarning
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._side_group import PeerGroup
@@ -77,6 +78,7 @@ class StepTracker:
         self._loop = LoopPosition()
         self.looks = Looks()
         self.num_steps = 0
+        self._warn_of_forward = OneWarning()
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
         self.plan: Plan | None = None
         self.plan_in_use: Plan | None = None
@@ -319,9 +321,14 @@ class StepTracker:
         return use
 
     def outside(self) -> None:
-        """Note a forward in training that belongs to no batch that was handed out."""
+        """Warn once of a forward in training that belongs to no batch that was handed out."""
         if self._loop.newest >= 0 and not self._is_alone:
-            self._blind.outside()
+            self._warn_of_forward(
+                "The inputs of a forward in training are not from any batch of a balanced loader. "
+                "Its gradient has the same weight on every rank, which is right only if the ranks' "
+                "batches have one size. If the inputs are a copy of a batch, name the batch: "
+                "`with balancer.step(batch): ...`, with `batch` as the loader handed it out."
+            )
 
     def end_use(self) -> None:
         """Note that the forward is over."""
