@@ -13,7 +13,14 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from ..._private_torch import LocalNorm, backward_number, comes_to, original_of, version_of
+from ..._private_torch import (
+    LocalNorm,
+    backward_number,
+    comes_to,
+    fsdp_device,
+    original_of,
+    version_of,
+)
 from ..._warning import OneWarning, warn
 from ...exceptions import invalid
 from .._data._protocols import ANEW
@@ -27,7 +34,6 @@ from ._sharded import (
     check_engine,
     check_fsdp,
     check_ranks,
-    device_of_fsdp,
     fsdp_layers,
     is_engine,
     is_fsdp,
@@ -349,8 +355,8 @@ def _refuse_ddp_inside(module: nn.Module) -> None:
 
 def device_of(module: nn.Module) -> torch.device:
     """Return where ``module`` computes; a model without parameters has nothing to train."""
-    if (device := device_of_fsdp(module)) is not None:
-        return device
+    if layers := fsdp_layers(module):
+        return fsdp_device(layers[0])  # whatever memory it keeps its shards in
     for parameter in module.parameters():
         return parameter.device
     raise invalid(

@@ -27,7 +27,6 @@ from torch import nn
 from ..._private_torch import (
     after_forward,
     forget_gradients,
-    fsdp_device,
     fsdp_groups,
     has_own_collectives,
     is_whole,
@@ -95,16 +94,6 @@ def check_ranks(
         raise invalid("Balancer.prepare(model)", rule, f"{what} {theirs}", remedy)
 
 
-def refuse_micro_batches() -> None:
-    """Raise for a loop over micro-batches, in which ranks would differ in their collectives."""
-    raise invalid(
-        "A DeepSpeed engine",
-        "be trained in a loop over whole batches, since every backward reduces",
-        "`loader.steps()`",
-        "Use `for batch in loader`; the engine accumulates by `gradient_accumulation_steps`.",
-    )
-
-
 _FSDP1 = "FullyShardedDataParallel"
 _OTHER_KIND = "Shard the model with `torch.distributed.fsdp.fully_shard` (FSDP2), or use DDP."
 
@@ -142,12 +131,6 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
             "Give the mesh's data-parallel group to the balancer: "
             "`Runtime(process_group=mesh['dp'].get_group())`, for a mesh with that name.",
         )
-
-
-def device_of_fsdp(module: nn.Module) -> torch.device | None:
-    """Return where FSDP2 computes, whatever memory it keeps its shards in; None without it."""
-    layers = fsdp_layers(module)
-    return fsdp_device(layers[0]) if layers else None
 
 
 def is_fsdp(module: nn.Module) -> bool:

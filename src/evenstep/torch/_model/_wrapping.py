@@ -46,7 +46,7 @@ from ..._warning import warn
 from ...exceptions import invalid
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._step._marks import Recorder, StepMeter
-from ._sharded import BACKEND, CALLS, COMM, Shards, is_engine, refuse_micro_batches
+from ._sharded import BACKEND, CALLS, COMM, Shards, is_engine
 
 if TYPE_CHECKING:
     from ._models import BalancedModel
@@ -214,7 +214,13 @@ class Wrapping:
         self._has_engine = any(is_engine(model.module) for model in waiting)
         if cuts:
             if self._has_engine:
-                refuse_micro_batches()
+                raise invalid(
+                    "A DeepSpeed engine",
+                    "be trained in a loop over whole batches, since every backward reduces",
+                    "`loader.steps()`",  # in which ranks would differ in their collectives
+                    "Use `for batch in loader`; the engine accumulates by "
+                    "`gradient_accumulation_steps`.",
+                )
             for model in waiting:
                 _refuse_sync_batch_norm(model.module)
                 _refuse_static_graph(model)
