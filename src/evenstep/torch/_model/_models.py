@@ -193,12 +193,7 @@ class BalancedModel:
         self._entered: Any = None  # the mark at DDP's entry
         compiled = is_compiled(module)
         hook = self.hook = ForwardHook(
-            steps,
-            backward,
-            None if compiled else watch,
-            model=number,
-            weighs=weighs,
-            ddp=self.ddp,
+            steps, backward, None if compiled else watch, model=number, weighs=weighs, ddp=self.ddp
         )
         # DDP's broadcast of buffers waits for rank 0: it is kept out of the compute time.
         timed = self.ddp.module if self.ddp is not None and _broadcasts(self.ddp) else None
@@ -233,8 +228,6 @@ class BalancedModel:
         self._draws_by_sample = draws_by_sample
         if draws_by_sample:
             self._releases.append(SampleDraws(module, hook).release)
-        if self.shards is not None:
-            self._releases.append(self.shards.give_up)
         self.place()
 
     def place(self) -> None:
@@ -260,6 +253,8 @@ class BalancedModel:
         """Take the hooks off: the model is a plain one again, and nothing keeps it alive."""
         for release in self._releases:
             release()
+        if self.shards is not None:
+            self.shards.give_up()
 
     def no_sync(self) -> AbstractContextManager[Any] | None:
         """Return a context in which a backward does not synchronise; None for plain modules."""

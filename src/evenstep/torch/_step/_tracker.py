@@ -123,9 +123,7 @@ class StepTracker:
         recorder.looks = self.looks
         self._lost_ranks, self._watch = exchange.lost_ranks, watch
         self.backward_begins = partial(recorder.close_gap, Phase.BACKWARD)
-        self._reporter = Reporter(
-            exchange, recorder, watch, memory=memory, machine=machine, exact=exact
-        )
+        self._reporter = Reporter(exchange, recorder, watch, memory, machine, exact=exact)
         self._weights = Weights(exchange, recorder, world_size, loss_reduction)
         self._cuts = cuts
         self._is_alone = world_size == 1
