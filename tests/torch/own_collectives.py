@@ -42,7 +42,7 @@ def watch(rank: int) -> dict[str, tuple[bool, list[str]]]:
 
     Return whether it was seen to be stuck in there, and what was noted.
     """
-    side, store = SideGroup.open(None), dist.distributed_c10d._get_default_store()
+    side, store = SideGroup(None), dist.distributed_c10d._get_default_store()
     bracket = Bracket()
     peers = PeerGroup([0, 1], bracket)
     bracket.watch = noting = Noting()

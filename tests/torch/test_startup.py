@@ -24,9 +24,9 @@ from ..exchange.exchanges import alone, rendezvous
 def meet(rank, unlike):
     """Return what ranks of unlike versions raise, and whether ranks of one version meet then."""
     try:
-        SideGroup.open(None, version=f"0.{rank}.0 (protocol {unlike * rank + 4})")
+        SideGroup(None, version=f"0.{rank}.0 (protocol {unlike * rank + 4})")
     except ConnectionError as error:
-        side = SideGroup.open(None)
+        side = SideGroup(None)
         return str(error), side.collect(rank)
 
 

@@ -54,7 +54,7 @@ def plain_step(meter, watch, *, forward_s=1.0):
     watch.pass_by(8.0)
     meter.begin_fetch(in_step=False)
     watch.pass_by(16.0)
-    meter.note((meter.begin_input, meter.mark()))
+    meter.begin_input()
     watch.pass_by(32.0)
 
 

@@ -6,6 +6,7 @@ import atexit
 import os
 import sys
 from contextlib import AbstractContextManager, ExitStack, nullcontext
+from functools import partial
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal, Self, TypeVar, cast, final, overload
 
@@ -140,8 +141,7 @@ class Balancer:
             global_batch_size=arguments.checked_size(global_batch_size),
             cost=arguments.checked_cost(cost, policy=policy, bounds=bounds, runtime=runtime),
         )
-        self._given_size = global_batch_size
-        self._settings = settings_facts(
+        settings = settings_facts(
             runtime,
             unit,
             global_batch_size=global_batch_size,
@@ -150,6 +150,9 @@ class Balancer:
             bounds=bounds,
             network=network,
             cost=repr(self._parts.cost),
+        )
+        self._check = partial(
+            check_prepared, settings=settings, global_batch_size=global_batch_size
         )
         self._session = Session(self._parts)
         self._num_averaged = 0  # samples of this rank that `average_buffers` dealt with
@@ -209,14 +212,7 @@ class Balancer:
         made.weighting = weighting
         crew = self._join()
         inner = [unwrapped(part) for part in parts]
-        check_prepared(
-            crew.side,
-            self._settings,
-            inner,
-            global_batch_size=self._given_size,
-            weighting=weighting,
-            stream=stream,
-        )
+        self._check(crew.side, inner, weighting=weighting, stream=stream)
         modules = [part for part in inner if isinstance(part, nn.Module)]
         if crew.num_servers == 0 and modules and self._session.exchange is None:
             self._session.connect(device_of(modules[0]))  # with servers: in the first loop

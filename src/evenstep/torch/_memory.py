@@ -83,7 +83,10 @@ class Layout:
     """
 
     def __init__(self, collated: Callable[[int], Any]) -> None:
-        few, more = (dict(_lengths(collated(size), ())) for size in (2, 3))
+        few, more = (
+            {path: _length(member) for path, member in _members(collated(size), ())}
+            for size in (2, 3)
+        )
         self._known = {path: few[path] == 2 and more[path] == 3 for path in few.keys() & more}
 
     def split(self, batch: Any, num_samples: int, sizes: Sequence[int]) -> list[Any]:
@@ -209,11 +212,6 @@ def _members(item: Any, path: Path) -> Iterator[tuple[Path, Any]]:
         pairs = [(field.name, getattr(item, field.name)) for field in dataclasses.fields(item)]
     for key, member in pairs:
         yield from _members(member, (*path, key))
-
-
-def _lengths(item: Any, path: Path) -> Iterator[tuple[Path, int | None]]:
-    for place, member in _members(item, path):
-        yield place, _length(member)
 
 
 def _length(item: Any) -> int | None:

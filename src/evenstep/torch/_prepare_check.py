@@ -112,9 +112,9 @@ def settings_facts(runtime: Runtime, unit: Any, **others: Any) -> dict[str, str]
 
 def check_prepared(
     ranks: Collectives,
-    settings: Mapping[str, str],
     parts: Sequence[Any],
     *,
+    settings: Mapping[str, str],
     global_batch_size: int | None,
     weighting: str,
     stream: str | None,
@@ -125,8 +125,8 @@ def check_prepared(
 
     Args:
         ranks: all workers.
-        settings: of the balancer, by name.
         parts: to be prepared.
+        settings: of the balancer, by name.
         global_batch_size: as given; batch sizes of ranks may then differ by one.
         weighting, stream: as given to ``prepare``.
 

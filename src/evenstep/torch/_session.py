@@ -366,7 +366,7 @@ class Session:
             raise RuntimeError("The loader runs without a model: `prepare` the model too.")
         device = device_of(parts.models[0].module)
         world_size, peers = crew.num_workers, crew.side.peers
-        wrapping = Wrapping.of(parts.models, parts.bounds, world_size=world_size, cuts=cuts)
+        wrapping = Wrapping(parts.models, parts.bounds, world_size=world_size, cuts=cuts)
         job = parts.job(cuts=cuts)
         parts.watch.on_cuda = device.type == "cuda"
         by_size = world_size > 1 and parts.bounds.vary == "size"
@@ -380,7 +380,6 @@ class Session:
         self._record = RunRecord(parts.runtime, speaks=speaks)
         self._emit = self._record.emit
         self._listen(peers)
-        wrapping.open(parts.policy)
         clues = None
         if world_size > 1:
             self._garbage.open()
@@ -390,7 +389,7 @@ class Session:
                 alloc_retries=partial(alloc_retries, device),
                 by_cost=parts.loaders[0].costs is not None,
             )
-        recorder = wrapping.recorder(device, clues)
+        recorder = wrapping.recorder(device, clues, parts.policy)
         observers = wrapping.observers(self.exchange, recorder)
         if parts.reduction is not None:
             parts.reduction.join(self.exchange, lag=self._lag, emit=self._emit)

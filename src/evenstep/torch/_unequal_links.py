@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from .._exchange._channel import StarChannel
 from .._exchange._progress import COMPILING_TIMES
 from .._run._runtime import open_channel
 from ..exceptions import invalid
 from ._exchange._crew import ROLE, Crew
+from ._exchange._side_group import gloo_group
 from ._exchange._startup import TORCH, WorkerFacts, addresses_of, gather_facts
 from ._options import Runtime
 
@@ -56,14 +56,9 @@ def open_reduction(network: Network, crew: Crew, runtime: Runtime) -> Reduction:
         rule, got = "be given where some ranks hold no data", "all ranks as workers"
         remedy = f"Name them in `Network(servers=...)`, or set {ROLE}=server in their environment."
         raise invalid("Network(only_servers=...)", rule, got, remedy)
-    group = dist.new_group(
-        dist.get_process_group_ranks(crew.all or dist.group.WORLD),
-        backend="gloo",
-        use_local_synchronization=crew.all is not None,
-    )
     reduction = Reduction(
         network,
-        group,
+        gloo_group(crew.all),
         order=crew.order,
         num_workers=crew.num_workers,
         timeout_s=timeout_s(runtime),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from typing import TYPE_CHECKING, Any, Final, final
 
@@ -20,22 +20,9 @@ if TYPE_CHECKING:
 ROLE, SWITCH, OFF = "EVENSTEP_ROLE", "EVENSTEP", "off"
 
 
-def role_in(environment: Mapping[str, str]) -> str:
-    """Return the role that the environment gives this process, unchecked: a worker by default.
-
-    Unchecked, because all ranks have to learn of one that is none.
-    """
-    return environment.get(ROLE, "") or "worker"
-
-
-def switch_in(environment: Mapping[str, str]) -> str:
-    """Return whether the environment leaves the script plain, unchecked: "on" by default."""
-    return environment.get(SWITCH, "") or "on"
-
-
 def is_off() -> bool:
     """Return whether the environment leaves scripts plain."""
-    return switch_in(os.environ) == OFF
+    return os.environ.get(SWITCH) == OFF
 
 
 _ROLES: Final = ("worker", "server")
@@ -239,9 +226,12 @@ class Crew:
 
 
 def _said(network: Network | None) -> Said:
-    """Return what this rank says of the roles; where it is switched off, nothing but that."""
-    switch = switch_in(os.environ)
-    if switch == OFF:
-        return Said(False, None, "worker", switch)
+    """Return what this rank says of the roles; where it is switched off, nothing but that.
+
+    Unchecked, because all ranks have to learn of what is invalid. A worker, and "on", by default.
+    """
+    if is_off():
+        return Said(False, None, "worker", OFF)
     servers = None if network is None else network.servers
-    return Said(network is not None, servers, role_in(os.environ), switch)
+    role, switch = os.environ.get(ROLE) or "worker", os.environ.get(SWITCH) or "on"
+    return Said(network is not None, servers, role, switch)

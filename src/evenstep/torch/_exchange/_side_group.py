@@ -17,7 +17,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, Self, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -194,57 +194,50 @@ def _across(mesh: Any, balanced: set[int]) -> torch.Tensor:
     return part  # type: ignore[no-any-return]
 
 
+def gloo_group(process_group: dist.ProcessGroup | None) -> dist.ProcessGroup:
+    """Return a new group over gloo, of the ranks of another; None is the default group."""
+    made: dist.ProcessGroup = dist.new_group(
+        dist.get_process_group_ranks(process_group or dist.group.WORLD),
+        backend="gloo",
+        use_local_synchronization=process_group is not None,
+    )
+    return made
+
+
 class SideGroup:
     """All ranks once more, over gloo: for the few things said outside of the steps.
 
+    Collective: every rank of the default group makes it in the same order.
+
     Args:
-        group: to send over, its own from now on; `open` makes one.
+        process_group: whose ranks; None is the default group.
+        group: to send over, of the same ranks, its own from now on; None makes one.
+        version: of evenstep and its protocol, on this rank.
+
+    Raises:
+        ProtocolError: ranks run different versions. On all of them, before any reads what another
+            one wrote.
     """
 
-    def __init__(self, group: dist.ProcessGroup) -> None:
-        ranks = dist.get_process_group_ranks(group)
-        self.rank = dist.get_rank(group)
-        self.world_size = len(ranks)
-        self._first = ranks[0]
-        self._ranks = set(ranks)
-        self._group = group
-        self._pid = os.getpid()
-        self._last: torch.Tensor | None = None
-        self._bracket = Bracket()
-        self.peers: PeerGroup | None = None
-
-    @classmethod
-    def open(
-        cls,
+    def __init__(
+        self,
         process_group: dist.ProcessGroup | None,
         group: dist.ProcessGroup | None = None,
         *,
         version: str = VERSION,
-    ) -> Self:
-        """Return the side group of all ranks of a process group.
-
-        Collective: every rank of the default group opens it in the same order.
-
-        Args:
-            process_group: whose ranks; None is the default group.
-            group: to send over, of the same ranks; None makes one.
-            version: of evenstep and its protocol, on this rank.
-
-        Raises:
-            ProtocolError: ranks run different versions. On all of them, before any reads what
-                another one wrote.
-        """
-        side = cls(
-            group
-            or dist.new_group(
-                dist.get_process_group_ranks(process_group or dist.group.WORLD),
-                backend="gloo",
-                use_local_synchronization=process_group is not None,
-            )
-        )
-        atexit.register(side.close)  # for a balancer that never comes to its first step
-        side._check_version(version)
-        return side
+    ) -> None:
+        self._group = group or gloo_group(process_group)
+        ranks = dist.get_process_group_ranks(self._group)
+        self.rank = dist.get_rank(self._group)
+        self.world_size = len(ranks)
+        self._first = ranks[0]
+        self._ranks = set(ranks)
+        self._pid = os.getpid()
+        self._last: torch.Tensor | None = None
+        self._bracket = Bracket()
+        self.peers: PeerGroup | None = None
+        atexit.register(self.close)  # for a balancer that never comes to its first step
+        self._check_version(version)
 
     def _check_version(self, version: str) -> None:
         """Raise, on all ranks, if they run different versions."""
@@ -372,4 +365,4 @@ def open_side(
         return Alone()
     if dist.get_world_size(process_group) == 1:
         return Alone()
-    return SideGroup.open(process_group, group)
+    return SideGroup(process_group, group)

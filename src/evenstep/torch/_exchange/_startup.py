@@ -200,11 +200,11 @@ def roll_call(process_group: dist.ProcessGroup | None, limit_s: float | None) ->
     """
     if limit_s is None or not (dist.is_available() and dist.is_initialized()):
         return
-    ranks = dist.get_process_group_ranks(process_group or dist.group.WORLD)
+    group = process_group or dist.group.WORLD
+    assert group is not None
+    ranks = dist.get_process_group_ranks(group)
     if len(ranks) == 1:
         return
-    group = dist.group.WORLD if process_group is None else process_group
-    assert group is not None
     prefix, rank = f"evenstep/{group.group_name}", dist.get_rank(process_group)
     await_all(default_store(), prefix, rank, ranks, limit_s)
 

@@ -37,7 +37,8 @@ def ddp_of(module: nn.Module) -> DistributedDataParallel | None:
 
 def is_compiled(module: nn.Module) -> bool:
     """Return whether ``module`` as a whole is compiled."""
-    return original_of(module) is not module or _in_place(module) is not None
+    call = module.__dict__.get(IN_PLACE)  # by `module.compile()`, or ours around that
+    return original_of(module) is not module or getattr(call, _BEHIND, call) is not None
 
 
 def compiled_parts(module: nn.Module) -> Iterator[nn.Module]:
@@ -191,7 +192,10 @@ class OuterHooks:
         """Leave the module as it was."""
         self._take_off()
         if self.call is not None and self.module.__dict__.get(IN_PLACE) is self.call:
-            _restore(self.module, self.call)
+            if (present := getattr(self.call, _BEHIND)) is None:
+                del self.module.__dict__[IN_PLACE]
+            else:
+                self.module.__dict__[IN_PLACE] = present
         self.call = None
 
     def _register(self) -> None:
@@ -229,17 +233,3 @@ def _around(
     setattr(stepped_over, _BEHIND, present)
     setattr(stepped_over, _HOOKS, (before, after))
     return stepped_over  # type: ignore[no-any-return]
-
-
-def _restore(module: nn.Module, call: Any) -> None:
-    present = getattr(call, _BEHIND)
-    if present is None:
-        del module.__dict__[IN_PLACE]
-    else:
-        module.__dict__[IN_PLACE] = present
-
-
-def _in_place(module: nn.Module) -> Any:
-    """Return what ``module.compile()`` made, also from behind ours; None if it was not called."""
-    call = module.__dict__.get(IN_PLACE)
-    return getattr(call, _BEHIND, call)

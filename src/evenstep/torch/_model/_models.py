@@ -13,7 +13,14 @@ from torch.autograd.graph import get_gradient_edge
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.hooks import RemovableHandle, unserializable_hook
 
-from ..._private_torch import LocalNorm, backward_number, comes_to, original_of, version_of
+from ..._private_torch import (
+    LocalNorm,
+    backward_number,
+    comes_to,
+    fsdp_device,
+    original_of,
+    version_of,
+)
 from ..._warning import OneWarning, warn
 from ...exceptions import invalid
 from .._data._protocols import ANEW
@@ -26,7 +33,7 @@ from ._sharded import (
     Shards,
     check_engine,
     check_fsdp,
-    device_of_fsdp,
+    check_ranks,
     fsdp_layers,
     is_engine,
     is_fsdp,
@@ -186,16 +193,11 @@ class BalancedModel:
         self._entered: Any = None  # the mark at DDP's entry
         compiled = is_compiled(module)
         hook = self.hook = ForwardHook(
-            steps,
-            backward,
-            None if compiled else watch,
-            model=number,
-            weighs=weighs,
-            ddp=self.ddp,
+            steps, backward, None if compiled else watch, model=number, weighs=weighs, ddp=self.ddp
         )
         # DDP's broadcast of buffers waits for rank 0: it is kept out of the compute time.
         timed = self.ddp.module if self.ddp is not None and _broadcasts(self.ddp) else None
-        self._outer = OuterHooks(
+        outer = OuterHooks(
             module,
             first=[
                 hook.before,
@@ -206,36 +208,36 @@ class BalancedModel:
             after=[hook, *([] if self.shards is None else [self.shards.leave])],
         )
         parts = [part for part in compiled_parts(module) if part is not module]
-        self._parts = [OuterHooks(one, before=[watch.mark]) for one in parts if one is not timed]
+        others = [OuterHooks(one, before=[watch.mark]) for one in parts if one is not timed]
+        self.surrounds = [outer, *others]
         self._inner: OuterHooks | None = None
         if timed is not None:
             marks = [watch.mark] if any(part is timed for part in parts) else []
             self._inner = OuterHooks(timed, first=[self._leave_broadcast], before=marks)
-        inner = [] if self._inner is None else [self._inner]
-        self.surrounds = [self._outer, *self._parts, *inner]
+            self.surrounds.append(self._inner)
+        self._releases = [one.release for one in self.surrounds]
         watch.marks |= compiled
         self._has_parts = bool(parts)
         watch.has_parts |= self._has_parts
         # Not for FSDP2, whose time ends before the last backward, nor for compiled modules.
         self.nested: NestedBackwards | None = None
-        self._second: RemovableHandle | None = None
         if self.ddp is not None and self.shards is None and not self.compiles:
             self.nested = NestedBackwards(self.ddp.module, backward, steps)
-            self._second = watch_second_backward(self.ddp, backward, hook)
-        self._draws = SampleDraws(module, hook) if draws_by_sample else None
+            second = watch_second_backward(self.ddp, backward, hook)
+            self._releases += [self.nested.release, second.remove]
+        self._draws_by_sample = draws_by_sample
+        if draws_by_sample:
+            self._releases.append(SampleDraws(module, hook).release)
         self.place()
 
     def place(self) -> None:
         """Put the hooks where they belong: a model may be compiled after it was prepared."""
         if self.ddp is not None and self.ddp.static_graph:
             check_compiled(self.module)
-        if self._draws is not None:
+        if self._draws_by_sample:
             check_draws(self.module, compiles=self.compiles)
-        self._outer.place()
-        if self._inner is not None:
-            self._inner.place(traced=is_compiled(self.module))
-        for part in self._parts:
-            part.place()
+        for one in self.surrounds:
+            one.place(traced=one is self._inner and is_compiled(self.module))
 
     @property
     def compiles(self) -> bool:
@@ -249,14 +251,8 @@ class BalancedModel:
 
     def release(self) -> None:
         """Take the hooks off: the model is a plain one again, and nothing keeps it alive."""
-        for surround in self.surrounds:
-            surround.release()
-        if self.nested is not None:
-            self.nested.release()
-        if self._second is not None:
-            self._second.remove()
-        if self._draws is not None:
-            self._draws.release()
+        for release in self._releases:
+            release()
         if self.shards is not None:
             self.shards.give_up()
 
@@ -324,7 +320,13 @@ def with_ddp(
         check_fsdp(module, process_group)
         return module
     if (ddp := ddp_of(module)) is not None:
-        _check_group(ddp, process_group)
+        check_ranks(
+            torch.distributed.get_process_group_ranks(ddp.process_group),
+            process_group,
+            "a DDP over",
+            "Give the same group to `Runtime(process_group=...)`, or, with servers, wrap it into "
+            "`DDP(model, process_group=balancer.workers)`.",
+        )
         return module
     if world_size == 1:
         return module
@@ -346,26 +348,10 @@ def _refuse_ddp_inside(module: nn.Module) -> None:
             )
 
 
-def _check_group(
-    module: DistributedDataParallel, process_group: torch.distributed.ProcessGroup | None
-) -> None:
-    """Raise unless the model averages over the very ranks among which batches are split."""
-    theirs = torch.distributed.get_process_group_ranks(module.process_group)
-    ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
-    if theirs != ours:
-        raise invalid(
-            "Balancer.prepare(model)",
-            f"average gradients over the balancer's ranks, {ours}",
-            f"a DDP over {theirs}",
-            "Give the same group to `Runtime(process_group=...)`, or, with servers, wrap it into "
-            "`DDP(model, process_group=balancer.workers)`.",
-        )
-
-
 def device_of(module: nn.Module) -> torch.device:
     """Return where ``module`` computes; a model without parameters has nothing to train."""
-    if (device := device_of_fsdp(module)) is not None:
-        return device
+    if layers := fsdp_layers(module):
+        return fsdp_device(layers[0])  # whatever memory it keeps its shards in
     for parameter in module.parameters():
         return parameter.device
     raise invalid(

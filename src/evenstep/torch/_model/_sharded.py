@@ -27,7 +27,6 @@ from torch import nn
 from ..._private_torch import (
     after_forward,
     forget_gradients,
-    fsdp_device,
     fsdp_groups,
     has_own_collectives,
     is_whole,
@@ -74,25 +73,25 @@ def check_engine(engine: Any, process_group: torch.distributed.ProcessGroup | No
             f"a {type(engine).__name__}, whose `train_batch` takes batches by itself",
             "Train without pipeline stages, in any stage of ZeRO.",
         )
-    theirs = torch.distributed.get_process_group_ranks(engine.data_parallel_group)
+    check_ranks(
+        torch.distributed.get_process_group_ranks(engine.data_parallel_group),
+        process_group,
+        "an engine that averages over",
+        "Give its group to the balancer: `Runtime(process_group=engine.data_parallel_group)`.",
+    )
+
+
+def check_ranks(
+    theirs: list[int],
+    process_group: torch.distributed.ProcessGroup | None,
+    what: str,
+    remedy: str,
+) -> None:
+    """Raise unless ``what`` averages over the very ranks among which batches are split."""
     ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
     if sorted(theirs) != sorted(ours):
-        raise invalid(
-            "Balancer.prepare(model)",
-            f"average gradients over the balancer's ranks, {ours}",
-            f"an engine that averages over {theirs}",
-            "Give its group to the balancer: `Runtime(process_group=engine.data_parallel_group)`.",
-        )
-
-
-def refuse_micro_batches() -> None:
-    """Raise for a loop over micro-batches, in which ranks would differ in their collectives."""
-    raise invalid(
-        "A DeepSpeed engine",
-        "be trained in a loop over whole batches, since every backward reduces",
-        "`loader.steps()`",
-        "Use `for batch in loader`; the engine accumulates by `gradient_accumulation_steps`.",
-    )
+        rule = f"average gradients over the balancer's ranks, {ours}"
+        raise invalid("Balancer.prepare(model)", rule, f"{what} {theirs}", remedy)
 
 
 _FSDP1 = "FullyShardedDataParallel"
@@ -124,23 +123,14 @@ def check_fsdp(module: nn.Module, process_group: torch.distributed.ProcessGroup 
             "Call `fully_shard(model)` on the model itself too, after its layers: nothing averages "
             "the gradients of the rest.",
         )
-    ours = torch.distributed.get_process_group_ranks(process_group or torch.distributed.group.WORLD)
     for group in (group for layer in layers for group in fsdp_groups(layer)):
-        theirs = group.mesh_info.mesh.mesh.flatten().tolist()
-        if sorted(theirs) != sorted(ours):
-            raise invalid(
-                "Balancer.prepare(model)",
-                f"average gradients over the balancer's ranks, {ours}",
-                f"an FSDP model sharded over {theirs}",
-                "Give the mesh's data-parallel group to the balancer: "
-                "`Runtime(process_group=mesh['dp'].get_group())`, for a mesh with that name.",
-            )
-
-
-def device_of_fsdp(module: nn.Module) -> torch.device | None:
-    """Return where FSDP2 computes, whatever memory it keeps its shards in; None without it."""
-    layers = fsdp_layers(module)
-    return fsdp_device(layers[0]) if layers else None
+        check_ranks(
+            group.mesh_info.mesh.mesh.flatten().tolist(),
+            process_group,
+            "an FSDP model sharded over",
+            "Give the mesh's data-parallel group to the balancer: "
+            "`Runtime(process_group=mesh['dp'].get_group())`, for a mesh with that name.",
+        )
 
 
 def is_fsdp(module: nn.Module) -> bool:

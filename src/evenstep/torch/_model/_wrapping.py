@@ -14,7 +14,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial, wraps
 from time import monotonic
 from types import ModuleType
@@ -47,7 +46,7 @@ from ..._warning import warn
 from ...exceptions import invalid
 from ...policies import AbstractPolicy, Equal, Fixed
 from .._step._marks import Recorder, StepMeter
-from ._sharded import BACKEND, CALLS, COMM, Shards, is_engine, refuse_micro_batches
+from ._sharded import BACKEND, CALLS, COMM, Shards, is_engine
 
 if TYPE_CHECKING:
     from ._models import BalancedModel
@@ -186,33 +185,22 @@ def _put(owner: Any, name: str, make: Callable[[Any], Any]) -> Callable[[], None
     return restore
 
 
-@dataclass(frozen=True, slots=True)
 class Wrapping:
     """How the models of a run are wrapped, and which kind of loop they run in.
 
-    Attributes:
-        shards: one for each model that FSDP2 shards over more than one rank.
-        has_engine: whether DeepSpeed trains a model.
+    Args:
+        models: of the run. A single rank waits for no other.
+        bounds: of the balancer.
+        world_size: number of workers.
         cuts: whether the loop takes micro-batches.
-        ddps: the models in DDP.
-        has_others: whether there are other ranks to wait for.
+
+    Raises:
+        ValueError: models, or what is to vary, do not go with the kind of loop.
     """
 
-    shards: tuple[Shards, ...]
-    cuts: bool
-    ddps: tuple[DistributedDataParallel, ...] = ()
-    has_engine: bool = False
-    has_others: bool = True
-
-    @classmethod
-    def of(
-        cls, models: Sequence[BalancedModel], bounds: Bounds, *, world_size: int, cuts: bool
-    ) -> Wrapping:
-        """Return how ``models`` are wrapped; a single rank waits for no other.
-
-        Raises:
-            ValueError: they, or what is to vary, do not go with the kind of loop.
-        """
+    def __init__(
+        self, models: Sequence[BalancedModel], bounds: Bounds, *, world_size: int, cuts: bool
+    ) -> None:
         if not cuts and bounds.vary == "count":
             raise invalid(
                 "Balancer(bounds=Bounds(vary='count'))",
@@ -221,59 +209,61 @@ class Wrapping:
                 "Loop over the steps and their micro-batches: `for step in loader.steps(): for "
                 "batch in step: ...`.",
             )
-        if world_size == 1:
-            return cls((), cuts, has_others=False)
-        has_engine = any(is_engine(model.module) for model in models)
+        self._cuts, self._has_others = cuts, world_size > 1
+        waiting = models if self._has_others else ()
+        self._has_engine = any(is_engine(model.module) for model in waiting)
         if cuts:
-            if has_engine:
-                refuse_micro_batches()
-            for model in models:
+            if self._has_engine:
+                raise invalid(
+                    "A DeepSpeed engine",
+                    "be trained in a loop over whole batches, since every backward reduces",
+                    "`loader.steps()`",  # in which ranks would differ in their collectives
+                    "Use `for batch in loader`; the engine accumulates by "
+                    "`gradient_accumulation_steps`.",
+                )
+            for model in waiting:
                 _refuse_sync_batch_norm(model.module)
                 _refuse_static_graph(model)
-        shards = tuple(model.shards for model in models if model.shards is not None)
-        ddps = tuple(model.ddp for model in models if model.ddp is not None)
-        return cls(shards, cuts, ddps, has_engine)
+        self._shards = tuple(model.shards for model in waiting if model.shards is not None)
+        self._ddps = tuple(model.ddp for model in waiting if model.ddp is not None)
 
-    @property
-    def is_blind(self) -> bool:
-        """Whether computing cannot be distinguished from waiting, so that no time is known."""
-        return any(part.has_own_collectives for part in self.shards)
-
-    def open(self, policy: AbstractPolicy[Any]) -> None:
-        """Say what cannot be measured.
+    def recorder(
+        self, device: torch.device, clues: ClueReader | None, policy: AbstractPolicy[Any]
+    ) -> Recorder:
+        """Return what measures a rank's own time, and say if there is no such thing.
 
         Args:
+            device: where this rank computes.
+            clues: makes more of what is noted; None where no other rank would wait.
             policy: for which no time is missing if it does without.
         """
-        if self.is_blind and not isinstance(policy, Equal | Fixed):
+        is_blind = any(part.has_own_collectives for part in self._shards)
+        if is_blind and not isinstance(policy, Equal | Fixed):
             warn(
                 "FSDP2 waits for other ranks in collectives of your own, given to "
                 "`set_custom_all_gather` or `set_custom_reduce_scatter`, which cannot be told from "
                 "computing: nothing is measured, and the batch sizes stay as they are. Leave them "
                 "out, or choose equal sizes: `Balancer(policy='equal')`."
             )
-
-    def recorder(self, device: torch.device, clues: ClueReader | None) -> Recorder:
-        """Return what measures a rank's own time, as far as there is such a thing."""
-        meter = StepMeter(clock_of(device), mixes=self.is_blind)
-        recorder = Recorder(meter, CollectiveCount() if self.has_others else None, clues)
-        if self.has_engine:
+        meter = StepMeter(clock_of(device), mixes=is_blind)
+        recorder = Recorder(meter, CollectiveCount() if self._has_others else None, clues)
+        if self._has_engine:
             recorder.handles.append(ShardWaits(recorder, device, has_engine=True))
-        if self.shards:
+        if self._shards:
             recorder.handles.append(ShardWaits(recorder, device, has_engine=False))
         return recorder
 
     def observers(self, exchange: Exchange, recorder: Recorder) -> list[StepObserver]:
         """Return what goes along with the steps of models that are wrapped so."""
         found: list[StepObserver] = []
-        if self.ddps:
-            found.append(_Reduced(self.ddps))
-        together = self.ddps if self.cuts and len(self.ddps) > 1 else ()
-        sharded = self.shards if self.cuts else ()
+        if self._ddps:
+            found.append(_Reduced(self._ddps))
+        together = self._ddps if self._cuts and len(self._ddps) > 1 else ()
+        sharded = self._shards if self._cuts else ()
         meeting = _Meeting(together, sharded, exchange, recorder)
         if together or sharded:
             found.append(meeting)
-        if self.shards or self.has_engine:
+        if self._shards or self._has_engine:
             found.append(_ShardedForwards(exchange, meeting))
         return found
 

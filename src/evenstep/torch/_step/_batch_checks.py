@@ -135,7 +135,7 @@ class UntrackedSteps:
         # First step, newest used, version, whether that changed before: the optimizer may still
         # step for the newest backward while another thread fetches.
         self._since: tuple[int, int, int, bool] | None = None
-        self._warn, self._warn_of_forward = OneWarning(), OneWarning()
+        self._warn = OneWarning()
 
     def handed_out(self, step: int, newest_used: int, num_forwards: Callable[[], int]) -> None:
         """Take note of a step that is not the next one after the newest used.
@@ -166,15 +166,6 @@ class UntrackedSteps:
                 f"averages, and not `model.forward(x)`. With `weighting='loss'`, use "
                 f"`balancer.weight(loss)` as well."
             )
-
-    def outside(self) -> None:
-        """Warn once of a forward in training that belongs to no batch that was handed out."""
-        self._warn_of_forward(
-            "The inputs of a forward in training are not from any batch of a balanced loader. Its "
-            "gradient has the same weight on every rank, which is right only if the ranks' batches "
-            "have one size. If the inputs are a copy of a batch, name the batch: "
-            "`with balancer.step(batch): ...`, with `batch` as the loader handed it out."
-        )
 
 
 def warn_uneven(uses: Sequence[ForwardRecord], warn: OneWarning) -> None:

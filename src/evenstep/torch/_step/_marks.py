@@ -73,12 +73,12 @@ class StepMeter:
     def pause(self, begin: Any, end: Any) -> None:
         """Leave a wait for input out, between two marks."""
         self.timeline.go(Phase.INPUT, at=begin)
-        self._leave_out(begin, end)
+        self._waits.append((begin, end))
         self.timeline.go(Phase.FORWARD, at=end)
 
     def exclude(self, begin: Any, end: Any) -> None:
         """Leave the time between two marks out: it was spent waiting for others."""
-        self._leave_out(begin, end)
+        self._waits.append((begin, end))
         self.timeline.met(begin, end)
 
     def enter(self, at: Any, phase: Phase) -> None:
@@ -91,7 +91,7 @@ class StepMeter:
         if self.timeline.leave(at=at) and self._block is not None:
             (step, begin), self._block = self._block, None
             if self._begin is step:
-                self._leave_out(begin, at)
+                self._waits.append((begin, at))
 
     def open_gap(self, at: Any) -> None:
         """Note that a forward or a backward is over, or a batch is handed out."""
@@ -108,7 +108,7 @@ class StepMeter:
         if self._gap is not None:
             (begin, cut), self._gap = self._gap, None
             if met:
-                self._leave_out(begin, at)
+                self._waits.append((begin, at))
                 self.timeline.met_since(cut)
         self.timeline.go(then, at=at)
 
@@ -123,7 +123,7 @@ class StepMeter:
         self.timeline.fetched(at)
         if self._fetch is not None:
             begin, self._fetch = self._fetch, None
-            self._leave_out(begin, at)
+            self._waits.append((begin, at))
             self.open_gap(at)
 
     def end(self, at: Any) -> None:
@@ -145,9 +145,6 @@ class StepMeter:
         if self._mixes or self._begin is None or self._end is None:
             return None
         return PendingTime(self.clock, self._begin, self._end, tuple(self._waits))
-
-    def _leave_out(self, begin: Any, end: Any) -> None:
-        self._waits.append((begin, end))
 
 
 class PendingTime(NamedTuple):
@@ -287,7 +284,7 @@ class Recorder:
     def next_step(self, number: int) -> None:
         """End the step before, and begin one: it is handed out, or used."""
         self.thread_id = threading.get_ident()
-        self.note((self._begin_step, number, self.mark()))
+        self.note((partial(self.meter.timeline.begin, number, at=self.mark()),))
         if (clues := self.clues) is not None:
             seconds = clues.garbage.total_s, clues.compiling.total_s
             self.note((clues.begin_step, number, *seconds, threading.get_native_id()))
@@ -313,6 +310,10 @@ class Recorder:
             self.close_gap()
         self._gap, self._in_fetch, self._is_gap = None, in_step, False
         self.note((partial(self.meter.begin_fetch, in_step=in_step), self.mark()))
+
+    def begin_input(self) -> None:
+        """Note that the plan is there: what follows is input."""
+        self.note((partial(self.meter.timeline.go, Phase.INPUT, at=self.mark()),))
 
     def end_fetch(self) -> None:
         """Note that the batch is there."""
@@ -341,7 +342,7 @@ class Recorder:
         was_gap, self._is_gap = self._is_gap, False
         if was_gap and not met and then is Phase.FORWARD:
             return  # as which the gap counts: no mark is needed
-        self.note((self._close_gap, self.mark(), then, met))
+        self.note((partial(self.meter.close_gap, met=met), self.mark(), then))
 
     def grad_ready(self) -> None:
         """Note that a parameter got its gradient: the last one's ends own backward.
@@ -421,24 +422,6 @@ class Recorder:
         for handle in self.handles:
             handle.remove()
 
-    def _begin_step(self, number: int, at: Any) -> None:
-        self.meter.timeline.begin(number, at=at)
-
-    def begin_input(self, at: Any) -> None:
-        """Work out that the plan is there: what follows is input."""
-        self.meter.timeline.go(Phase.INPUT, at=at)
-
-    def _close_gap(self, at: Any, then: Phase, met: bool) -> None:
-        self.meter.close_gap(at, then, met=met)
-
-    def enter_optimizer(self, at: Any) -> None:
-        """Work out that an optimizer's step has begun at a mark."""
-        self.meter.timeline.enter(Phase.OPTIMIZER, at=at)
-
-    def leave_optimizer(self, at: Any) -> None:
-        """Work out that it has ended."""
-        self.meter.timeline.leave(at=at)
-
 
 def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> list[Any]:
     """Notify a recorder of the steps of optimizers, as long as it lives.
@@ -452,12 +435,13 @@ def _optimizer_hooks(recorder: weakref.ref[Recorder]) -> list[Any]:
         if threading.get_ident() == alive.thread_id:
             if (looks := alive.looks).is_open or optimizer not in looks.optimizers:
                 looks.before_optimizer(optimizer)
-            alive.note((alive.enter_optimizer, alive.clock.mark()))
+            enter = alive.meter.timeline.enter
+            alive.note((partial(enter, Phase.OPTIMIZER, at=alive.clock.mark()),))
 
     def after(*_: Any) -> None:
         if torch.compiler.is_compiling() or (alive := recorder()) is None:
             return
         if threading.get_ident() == alive.thread_id:
-            alive.note((alive.leave_optimizer, alive.clock.mark()))
+            alive.note((partial(alive.meter.timeline.leave, at=alive.clock.mark()),))
 
     return [register_optimizer_step_pre_hook(before), register_optimizer_step_post_hook(after)]

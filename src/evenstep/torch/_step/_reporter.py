@@ -181,9 +181,9 @@ class Reporter:
         exchange: Exchange,
         recorder: Recorder,
         watch: CompileWatch,
-        *,
         memory: MemoryReader | None = None,
         machine: MachineReader | None = None,
+        *,
         exact: bool,
     ) -> None:
         self._exchange = exchange

@@ -17,6 +17,7 @@ from ..._exchange._lost_ranks import LostRanks
 from ..._planner import Plan
 from ..._run._machine_reader import MachineReader
 from ..._run._step_state import LoopPosition, StepObserver, StepState, called_by
+from ..._warning import OneWarning
 from ...claims._step_claims import Claim
 from .._data._protocols import MicroBatch, StepStart
 from .._exchange._side_group import PeerGroup
@@ -77,6 +78,7 @@ class StepTracker:
         self._loop = LoopPosition()
         self.looks = Looks()
         self.num_steps = 0
+        self._warn_of_forward = OneWarning()
         self._seen = 0, 0  # samples of this rank: in the finished steps, and in the last of them
         self.plan: Plan | None = None
         self.plan_in_use: Plan | None = None
@@ -121,9 +123,7 @@ class StepTracker:
         recorder.looks = self.looks
         self._lost_ranks, self._watch = exchange.lost_ranks, watch
         self.backward_begins = partial(recorder.close_gap, Phase.BACKWARD)
-        self._reporter = Reporter(
-            exchange, recorder, watch, memory=memory, machine=machine, exact=exact
-        )
+        self._reporter = Reporter(exchange, recorder, watch, memory, machine, exact=exact)
         self._weights = Weights(exchange, recorder, world_size, loss_reduction)
         self._cuts = cuts
         self._is_alone = world_size == 1
@@ -156,7 +156,7 @@ class StepTracker:
         for peers in self._peers:
             plan = peers.agree(plan, self._exchange)
         if trains:
-            self.recorder.note((self.recorder.begin_input, self.recorder.mark()))
+            self.recorder.begin_input()
         self.plan = plan
         return plan
 
@@ -319,9 +319,14 @@ class StepTracker:
         return use
 
     def outside(self) -> None:
-        """Note a forward in training that belongs to no batch that was handed out."""
+        """Warn once of a forward in training that belongs to no batch that was handed out."""
         if self._loop.newest >= 0 and not self._is_alone:
-            self._blind.outside()
+            self._warn_of_forward(
+                "The inputs of a forward in training are not from any batch of a balanced loader. "
+                "Its gradient has the same weight on every rank, which is right only if the ranks' "
+                "batches have one size. If the inputs are a copy of a batch, name the batch: "
+                "`with balancer.step(batch): ...`, with `batch` as the loader handed it out."
+            )
 
     def end_use(self) -> None:
         """Note that the forward is over."""
