@@ -41,13 +41,13 @@ def test_nothing_is_past_the_limit():
 
 
 BUDGETS = {  # They only fall: lower one when the tree has become smaller.
-    "tokens of src": 374_318,
-    "code lines of src": 42_102,
-    "files of src": 288,
-    "classes of src": 686,
-    "modules that a training process loads": 170,
-    "kinds of messages": 32,
-    "words of all pages": 38_825,
+    "tokens of src": 353_246,
+    "code lines of src": 39_065,
+    "files of src": 260,
+    "classes of src": 518,
+    "modules that a training process loads": 147,
+    "kinds of messages": 28,
+    "words of all pages": 38_822,
 }
 SLACK = 0.01
 COUNTED = {tokenize.NAME, tokenize.OP, tokenize.NUMBER, tokenize.STRING}

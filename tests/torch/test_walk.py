@@ -117,7 +117,7 @@ def usual(called: set[tuple[str, int]]) -> frozenset[str]:
 # From the engine's callback to the policy; about 8 would do. A report of rank 0 is made when it is
 # sent, and is a message as any other rank's: that is 5 of them.
 MOST_CALLS = 15
-MOST_FILES = 46  # that a step passes through, all threads together; about 15 would do
+MOST_FILES = 40  # that a step passes through, all threads together; about 15 would do
 
 
 @pytest.fixture(scope="module")
