@@ -1,6 +1,7 @@
 """Where a rank's time goes, on a clock that tells the time it is told, and in a small run."""
 
 from dataclasses import astuple
+from functools import partial
 from time import perf_counter
 
 import numpy as np
@@ -54,7 +55,7 @@ def plain_step(meter, watch, *, forward_s=1.0):
     watch.pass_by(8.0)
     meter.begin_fetch(in_step=False)
     watch.pass_by(16.0)
-    meter.begin_input()
+    meter.note((partial(meter.meter.timeline.go, Phase.INPUT, at=meter.mark()),))
     watch.pass_by(32.0)
 
 

@@ -311,10 +311,6 @@ class Recorder:
         self._gap, self._in_fetch, self._is_gap = None, in_step, False
         self.note((partial(self.meter.begin_fetch, in_step=in_step), self.mark()))
 
-    def begin_input(self) -> None:
-        """Note that the plan is there: what follows is input."""
-        self.note((partial(self.meter.timeline.go, Phase.INPUT, at=self.mark()),))
-
     def end_fetch(self) -> None:
         """Note that the batch is there."""
         if self._in_fetch:

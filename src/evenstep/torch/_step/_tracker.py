@@ -156,7 +156,8 @@ class StepTracker:
         for peers in self._peers:
             plan = peers.agree(plan, self._exchange)
         if trains:
-            self.recorder.begin_input()
+            recorder = self.recorder  # what follows is input
+            recorder.note((partial(recorder.meter.timeline.go, Phase.INPUT, at=recorder.mark()),))
         self.plan = plan
         return plan
 

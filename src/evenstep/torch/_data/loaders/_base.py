@@ -315,7 +315,8 @@ class AbstractStepLoader(AbstractLoader):
         """Return the next step of the run, counted and announced; or all of it, for one forward."""
         context, number = self._context, start.step
         steps = context.session.steps
-        context.count.value = self._next_step = number + 1
+        context.count.value = number + 1
+        self.__dict__["_next_step"] = number + 1  # past `__setattr__`: a call in each step
         steps.begin_step(start)
         if isinstance(given, MicroBatch):
             steps.begin_forward(number, given, is_last=True)
