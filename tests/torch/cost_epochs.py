@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from itertools import islice
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -64,10 +63,10 @@ class Restless:
         slope = rng.integers(1, 1000, (len(reports), 3)).tolist()
         costs = replace(plan.costs, slope=tuple(map(tuple, slope)))
         self.plan = replace(plan, epoch=plan.epoch + 1, first_step=next_step, costs=costs)
-        return SimpleNamespace(plan=self.plan, events=())
+        return ()
 
     def catch_up(self, *, next_step: int, ask: bool = True) -> Any:
-        return SimpleNamespace(plan=self.plan, events=())
+        return ()
 
     def account(self, reports: Any, plan: Any) -> None:
         return None

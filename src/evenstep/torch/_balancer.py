@@ -55,7 +55,7 @@ if TYPE_CHECKING:
     class PreparedLoader(BalancedLoader, DataLoader[T_co]):  # type: ignore[misc, override]
         """A ``DataLoader`` whose every iteration is a global step."""
 
-    class PreparedEval(EvalLoader, DataLoader[T_co]):  # type: ignore[misc]
+    class PreparedEval(EvalLoader, DataLoader[T_co]):  # type: ignore[misc, override]
         """A ``DataLoader`` of this rank's part of an evaluation."""
 
 else:

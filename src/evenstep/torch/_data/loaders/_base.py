@@ -42,6 +42,11 @@ class AbstractLoader(abc.ABC):
 
     _loader: Any
 
+    @property
+    def dataset(self) -> Any:
+        """The user's data set."""
+        return self._loader.dataset
+
     def __getattr__(self, name: str) -> Any:
         """Return what the user's loader has under ``name``, such as ``collate_fn``."""
         if name.startswith("_"):
