@@ -218,6 +218,7 @@ def read_manifest(path: Path) -> dict[str, str]:
         body: dict[str, Any] = written["body"]
         digests: dict[str, str] = body["files"]
         is_whole = written["sha256"] == _sum(body) and body["format"] == _FORMAT
+        is_whole &= all(type(body[key]) is int for key in ("step", "world_size"))
         if is_whole and type(digests) is dict and all(Path(at).name == at for at in digests):
             return digests  # nothing outside of the folder is a part of it
         problem = "its own checksum or format is off"
