@@ -99,7 +99,7 @@ def test_with_a_worker_lost_there_is_nothing_to_wait_for(tmp_path):
     results = run_workers(2, bereft, str(tmp_path), timeout_s=20, check=False, stop_after=2)
 
     assert "died without a word" in str(results[0])
-    assert "was told to end as well" in (tmp_path / "0.log").read_text()
+    assert "was asked to end as well" in (tmp_path / "0.log").read_text()
 
 
 @pytest.mark.parametrize("signals", [(), (signal.SIGKILL,), (signal.SIGTERM, signal.SIGSTOP)])

@@ -234,7 +234,7 @@ def _is_shared(scale: FloatArray, size: FloatArray, variance: FloatArray) -> boo
 
 
 _WARNED = {"between", "inputs"}
-_SEEN = "gradients at the model's output, compared between ranks with unlike numbers of samples,"
+_SEEN = "gradients at the model's output, compared between ranks with different numbers of samples,"
 _MIXED = (
     'use `prepare(..., weighting="loss")` and `balancer.weight(means) + sums`, with `unit=` if the '
     "means are over targets or class weights."

@@ -326,7 +326,7 @@ class LostRanks(FailureWatch):
         if self.is_broken and asked_to_end:
             # No rank is left to agree with, and the one that said so waits, as torchrun does
             # before it starts the workers anew.
-            self._abort(f"{self.error} This process was told to end as well.")
+            self._abort(f"{self.error} This process was asked to end as well.")
         self.end_if_stuck(self.thread_id)
 
     def script_failed(self, error: BaseException) -> None:

@@ -1,4 +1,4 @@
-"""What workers do over a run, as a value: by name and seed, or with samples of unlike lengths."""
+"""What workers do over a run, as a value: by name and seed, or with lengths that differ."""
 
 from __future__ import annotations
 

@@ -263,7 +263,7 @@ class CostEstimator:
         Raises:
             ValueError: ``num_features`` is not from 1 to 8, or ``window`` is below 2.
         """
-        remedy = "Few features are told apart by few steps."
+        remedy = "A few steps distinguish few features: give fewer."
         check_range("CostEstimator(num_features=...)", num_features, "in [1, 8]", remedy)
         check_range("CostEstimator(window=...)", window, "at least 2", "64 is the default.")
         none = np.zeros((0, len(kinds)))

@@ -76,6 +76,8 @@ def test_what_cannot_be_is_refused():
             step_over_links_s(np.ones(4), AGGREGATION, LINKS, shares=shares, overlap=1.5)
         with pytest.raises(ValueError, match="4 ranks"):
             step_over_links_s(np.ones(4), AGGREGATION, Links(np.ones(3)), shares=shares)
+        with pytest.raises(ValueError, match=r"compute_s.*have shape \(4,\)"):
+            step_over_links_s(np.ones(3), AGGREGATION, LINKS, shares=shares)
 
 
 V = 1_000_000

@@ -59,7 +59,9 @@ class Aggregation:
         is_server: BoolArray | None = None,
     ) -> None:
         check_integer("Aggregation(world_size=...)", world_size, 1, "Count all ranks.")
-        check_integer("Aggregation(num_bytes=...)", num_bytes, 1, "Give those of all gradients.")
+        check_integer(
+            "Aggregation(num_bytes=...)", num_bytes, 1, "Give the bytes of all gradients."
+        )
         if num_chunks is not None:
             remedy = "1 is a barrier, None the limit of many."
             check_integer("Aggregation(num_chunks=...)", num_chunks, 1, remedy)

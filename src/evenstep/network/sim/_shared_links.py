@@ -249,6 +249,9 @@ def step_over_links_s(
     remedy = "0 exchanges at the end, 2/3 during the backward."
     check_range("step_over_links_s(overlap=...)", overlap, "in [0, 1]", remedy)
     check_world("step_over_links_s", aggregation, links)
+    if np.shape(compute_s) != (aggregation.world_size,):
+        rule, remedy = f"have shape ({aggregation.world_size},)", "Give seconds of every rank."
+        raise invalid("step_over_links_s(compute_s=...)", rule, np.shape(compute_s), remedy)
     chunks = aggregation.num_chunks or MANY
     if shares is None:
         slowest, ring = float(compute_s[aggregation.is_worker].max()), ring_s(aggregation, links)
